@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a result: time over size, one panel per number of ranks. Runs in the `plot` environment.
+
+.venv-bench/plot/bin/python benchmarks/plot.py results/one_host-….json    writes the .png beside it
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+COLOURS = {
+    "commute": "#c1121f",
+    "gloo": "#1d3557",
+    "openmpi": "#2a9d8f",
+    "mpich": "#8ab17d",
+    "impi": "#e9a23b",
+    "copy": "#9a9a9a",
+    "wire": "#9a9a9a",
+}
+LIMITS = {"copy", "wire"}
+
+
+def curves(document: dict[str, Any], ranks: int) -> dict[str, dict[int, list[float]]]:
+    """Library -> bytes -> the kept seconds of all runs, in the faster of its variants."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for cell in (c for run in document["runs"] for c in run if c["ranks"] == ranks):
+        kept = [r["seconds"] for r in cell["rounds"] if r["kept"]]
+        best: dict[str, list[float]] = {}
+        for entry in kept[0] if kept else ():
+            library, times = entry.split(" ")[0], [seconds[entry] for seconds in kept]
+            if library not in best or statistics.median(times) < statistics.median(best[library]):
+                best[library] = times
+        for library, times in best.items():
+            found.setdefault(library, {}).setdefault(cell["bytes"], []).extend(times)
+    return found
+
+
+def draw(document: dict[str, Any], target: Path) -> None:
+    all_ranks = sorted({c["ranks"] for run in document["runs"] for c in run})
+    figure, panels = pyplot.subplots(
+        1, len(all_ranks), figsize=(6.2 * len(all_ranks), 4.8), squeeze=False, sharey=True
+    )
+    for panel, ranks in zip(panels[0], all_ranks, strict=True):
+        for library, by_size in curves(document, ranks).items():
+            sizes = sorted(by_size)
+            middle = [statistics.median(by_size[size]) for size in sizes]
+            colour = COLOURS.get(library)
+            style = "--" if library in LIMITS else "-"
+            panel.plot(sizes, middle, style, marker="o", ms=4, color=colour, label=library)
+            low = [min(by_size[size]) for size in sizes]
+            high = [max(by_size[size]) for size in sizes]
+            panel.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
+        panel.set(xscale="log", yscale="log", title=f"{ranks} ranks", xlabel="bytes per rank")
+        panel.grid(alpha=0.25)
+    panels[0][0].set_ylabel("seconds per allreduce (median; band: all rounds)")
+    panels[0][-1].legend(frameon=False)
+    machine = document["machine"]
+    figure.suptitle(
+        f"{document['question']}: allreduce of float32, {machine['cores']} cores, "
+        f"{len(document['runs'])} run(s), {document['finished'][:10]}",
+        fontsize=10,
+    )
+    figure.tight_layout()
+    figure.savefig(target, dpi=130)
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1])
+    draw(json.loads(source.read_text(encoding="utf-8")), source.with_suffix(".png"))

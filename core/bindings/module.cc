@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled module commute._core. It is private: the Python wrappers document and check everything.
+#include "bindings.h"
+
+NB_MODULE(_core, module) {
+  using namespace commute::bindings;
+  bind_plan(module);
+  bind_engine(module);
+  bind_health(module);
+  bind_kernels(module);
+  bind_control(module);
+}

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace commute {
+namespace {
+
+// How long the first sign of a broken link waits for the health thread, which often knows the cause.
+constexpr std::chrono::milliseconds kBetterWord{300};
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", value);
+  return text;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+}  // namespace
+
+Engine::Engine(Settings settings, std::shared_ptr<Poller> poller)
+    : settings_(settings), pid_(::getpid()), poller_(std::move(poller)) {
+  const auto ranks = size_t(settings_.ranks);
+  links_.rank = settings_.rank;
+  links_.group = settings_.group;
+  links_.epoch = settings_.epoch;
+  links_.streams = std::vector<std::atomic<Stream*>>(ranks);
+  links_.signals.resize(ranks * kSignals);
+  pairs_ = std::vector<std::atomic<Pair*>>(ranks);
+  left_.resize(ranks);
+}
+
+Engine::~Engine() {
+  if (::getpid() == pid_) {
+    close(std::chrono::milliseconds(0));
+    return;
+  }
+  // In a forked child the thread does not exist and the sockets are the parent's: touch neither.
+  if (progress_thread_.joinable()) progress_thread_.detach();
+  for (auto& stream : owned_streams_) (void)stream.release();
+  for (auto& pair : owned_pairs_) (void)pair.release();
+}
+
+// --- links and plans ---
+
+void Engine::add_link(int peer, std::unique_ptr<Link> link) {
+  const std::lock_guard lock(mutex_);
+  owned_streams_.push_back(std::make_unique<Stream>(std::move(link)));
+  links_.streams[size_t(peer)].store(owned_streams_.back().get(), std::memory_order_release);
+}
+
+void Engine::add_pair_link(int peer, std::unique_ptr<Link> link) {
+  const std::lock_guard lock(mutex_);
+  owned_pairs_.push_back(std::make_unique<Pair>(settings_.rank, peer, settings_.group, settings_.epoch,
+                                                std::make_unique<Stream>(std::move(link))));
+  pairs_[size_t(peer)].store(owned_pairs_.back().get(), std::memory_order_release);
+}
+
+bool Engine::has_link(int peer) const {
+  return links_.streams[size_t(peer)].load(std::memory_order_acquire) != nullptr;
+}
+
+bool Engine::has_pair_link(int peer) const {
+  return pairs_[size_t(peer)].load(std::memory_order_acquire) != nullptr;
+}
+
+void Engine::set_outboxes(std::unique_ptr<Outboxes> outboxes) { links_.outboxes = std::move(outboxes); }
+
+std::shared_ptr<Executor> Engine::bind(Plan plan, size_t tile_bytes) {
+  if (plan.rank != settings_.rank || plan.ranks != settings_.ranks)
+    throw std::invalid_argument("the plan was made for another rank or group size");
+  plan.check();
+  return std::make_shared<Executor>(std::move(plan), tile_bytes, links_);
+}
+
+// --- calls ---
+
+void Engine::submit(const std::shared_ptr<Operation>& operation, bool background) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.code != FailureCode::kNone) throw Error(failure_);
+    static const std::string kNoAlgorithm;
+    if (operation->executor) {
+      operation->sequence = ++submitted_;
+      operation->record = recorder_.begin(*operation, operation->executor->plan().algorithm);
+      queue_.push_back(operation);
+      has_queued_.store(true, std::memory_order_release);
+    } else {
+      operation->record = recorder_.begin(*operation, kNoAlgorithm);
+      posted_.push_back(operation);
+      has_posted_.store(true, std::memory_order_release);
+    }
+    if (background && !progress_thread_.joinable()) progress_thread_ = std::thread([this] { background_loop(); });
+    if (background) changed_.notify_all();
+  }
+  if (background) poller_->wake();  // somebody may be driving, asleep
+}
+
+bool Engine::wait(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
+  if (operation->finished()) return true;
+  waiters_.fetch_add(1);
+  std::unique_lock lock(mutex_);
+  while (!operation->finished()) {
+    if (!driving_) {
+      driving_ = true;
+      lock.unlock();
+      drive(operation.get(), until);
+      lock.lock();
+      driving_ = false;
+      changed_.notify_all();
+      break;
+    }
+    poller_->wake();  // the progress thread gives way
+    if (changed_.wait_until(lock, until) == std::cv_status::timeout) break;
+  }
+  waiters_.fetch_sub(1);
+  changed_.notify_all();
+  return operation->finished();
+}
+
+bool Engine::withdraw(const std::shared_ptr<Operation>& receive) {
+  std::unique_lock lock(mutex_);
+  waiters_.fetch_add(1);
+  while (driving_) {
+    poller_->wake();
+    changed_.wait_for(lock, kSlice);
+  }
+  waiters_.fetch_sub(1);
+  if (receive->finished()) return false;
+  const auto found = std::find(posted_.begin(), posted_.end(), receive);
+  bool gone = found != posted_.end();
+  if (gone) posted_.erase(found);
+  Pair* pair = pairs_[size_t(receive->peer)].load(std::memory_order_acquire);
+  if (!gone && pair != nullptr) gone = pair->withdraw(*receive);
+  if (!gone) return false;
+  std::erase(in_pairs_, receive);
+  receive->fail({FailureCode::kTimeout, receive->peer, settings_.rank, 0, "withdrawn"});
+  recorder_.end(receive->record, *receive);
+  return true;
+}
+
+// --- failing ---
+
+void Engine::fail(Failure failure) {
+  {
+    std::unique_lock lock(mutex_);
+    if (failure_.code != FailureCode::kNone) return;
+    if (failure.code == FailureCode::kPeerLost && failure.rank >= 0 && left_[size_t(failure.rank)])
+      failure.text = "it had finished and left the job";
+    failure_ = failure;
+    failed_.store(true);
+    if (!driving_) drain();
+  }
+  changed_.notify_all();
+  poller_->wake();
+  if (failure.code != FailureCode::kClosed && on_failure_) on_failure_(failure);
+}
+
+Failure Engine::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Engine::peer_left(int rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (rank >= 0 && rank < settings_.ranks) left_[size_t(rank)] = true;
+  }
+  changed_.notify_all();
+}
+
+// A link broke under the running operation. The health thread often knows why (the exception that ended the
+// peer, a goodbye), so its word is awaited for a moment.
+void Engine::broken(Failure failure) {
+  if (failure.code == FailureCode::kPeerLost) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kBetterWord, [&] {
+      return failure_.code != FailureCode::kNone || (failure.rank >= 0 && left_[size_t(failure.rank)]);
+    });
+  }
+  fail(std::move(failure));
+  const std::lock_guard lock(mutex_);
+  drain();
+}
+
+// Gives the failure to everything pending. With mutex_, as the driver or when there is none.
+void Engine::drain() {
+  const auto give_up = [this](const std::shared_ptr<Operation>& operation) {
+    operation->fail(failure_);
+    recorder_.end(operation->record, *operation);
+  };
+  if (running_) give_up(running_);
+  running_.reset();
+  for (const auto& operation : queue_) give_up(operation);
+  queue_.clear();
+  for (const auto& operation : posted_) give_up(operation);
+  posted_.clear();
+  for (Pair* pair : busy_pairs_) pair->fail(failure_);
+  for (const auto& operation : in_pairs_) recorder_.end(operation->record, *operation);
+  in_pairs_.clear();
+  busy_pairs_.clear();
+}
+
+// --- driving ---
+
+void Engine::drive(const Operation* target, Clock::time_point until) {
+  idle_since_ = Clock::time_point::max();
+  for (;;) {
+    if (target != nullptr && target->finished()) return;
+    if (failed_.load(std::memory_order_acquire)) {
+      const std::lock_guard lock(mutex_);
+      drain();
+      return;
+    }
+    bool moved;
+    try {
+      moved = turn();
+    } catch (const Error& error) {
+      broken(error.failure());
+      return;
+    }
+    const auto now = Clock::now();
+    if (moved) {
+      idle_since_ = Clock::time_point::max();
+      if (now >= until) return;
+    } else if (!idle_drive(target, now, until)) {
+      return;
+    }
+  }
+}
+
+// Nothing moved: climbs the ladder. False when the driver should stop.
+bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until) {
+  if (target == nullptr) {
+    const std::lock_guard lock(mutex_);
+    if (!work_left() || waiters_.load() > 0 || closing_) return false;
+  }
+  if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
+  const auto idle = now - idle_since_;
+  if (idle < kYield) {
+    if (!poller_->sleep(0)) sched_yield();
+    return true;
+  }
+  if (now >= until) return false;
+  try {
+    look_for_trouble(now, idle);
+  } catch (const Error& error) {
+    broken(error.failure());
+    return false;
+  }
+  poller_->about_to_sleep();
+  bool moved;
+  try {
+    moved = turn();
+  } catch (const Error& error) {
+    broken(error.failure());
+    return false;
+  }
+  if (moved || failed_.load() || (target != nullptr && target->finished())) {
+    idle_since_ = Clock::time_point::max();
+    return true;
+  }
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now);
+  const auto nap = std::clamp<int64_t>(left.count(), 1, kSlice.count());
+  const bool ready = poller_->sleep(static_cast<int>(nap));
+  if (target == nullptr && waiters_.load() > 0) return false;
+  return ready || Clock::now() < until;
+}
+
+bool Engine::turn() {
+  const bool collective = turn_collective();
+  return turn_pairs() || collective;
+}
+
+bool Engine::turn_collective() {
+  if (!running_) {
+    if (!has_queued_.load(std::memory_order_acquire)) return false;
+    const std::lock_guard lock(mutex_);
+    if (queue_.empty()) {
+      has_queued_.store(false, std::memory_order_relaxed);
+      return false;
+    }
+    running_ = std::move(queue_.front());
+    queue_.pop_front();
+    announced_ = false;
+    running_->state.store(Operation::State::kRunning, std::memory_order_relaxed);
+    running_->executor->begin(*running_);
+  }
+  const auto before = running_->executor->messages();
+  const auto progress = running_->executor->advance();
+  messages_.fetch_add(running_->executor->messages() - before, std::memory_order_relaxed);
+  if (progress == Executor::Progress::kDone) finish_running();
+  return progress != Executor::Progress::kBlocked;
+}
+
+void Engine::finish_running() {
+  const std::lock_guard lock(mutex_);
+  running_->finish();
+  recorder_.end(running_->record, *running_);
+  running_.reset();
+  waiting_for_.clear();
+  if (waiters_.load(std::memory_order_relaxed) > 1) changed_.notify_all();
+}
+
+void Engine::take_posted() {
+  const std::lock_guard lock(mutex_);
+  for (auto& operation : posted_) {
+    Pair* pair = pairs_[size_t(operation->peer)].load(std::memory_order_acquire);
+    pair->post(operation);
+    in_pairs_.push_back(operation);
+    if (std::find(busy_pairs_.begin(), busy_pairs_.end(), pair) == busy_pairs_.end())
+      busy_pairs_.push_back(pair);
+  }
+  posted_.clear();
+  has_posted_.store(false, std::memory_order_relaxed);
+}
+
+bool Engine::turn_pairs() {
+  if (has_posted_.load(std::memory_order_acquire)) take_posted();
+  if (busy_pairs_.empty()) return false;
+  bool moved = false;
+  for (Pair* pair : busy_pairs_) moved |= pair->advance();
+  if (!moved) return false;
+  std::erase_if(busy_pairs_, [](const Pair* pair) { return pair->idle(); });
+  const std::lock_guard lock(mutex_);
+  std::erase_if(in_pairs_, [this](const std::shared_ptr<Operation>& operation) {
+    if (!operation->finished()) return false;
+    recorder_.end(operation->record, *operation);
+    return true;
+  });
+  changed_.notify_all();
+  return true;
+}
+
+// Called now and then while nothing moves.
+void Engine::look_for_trouble(Clock::time_point now, Clock::duration idle) {
+  if (running_) {
+    if (idle >= kAnnounceAfter) {
+      if (!std::exchange(announced_, true)) running_->executor->announce();
+      running_->executor->look_around();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_for_ = running_->executor->waiting_for();
+    }
+    check_deadline(*running_, now);
+  }
+  for (Pair* pair : busy_pairs_)
+    if (const Operation* operation = pair->waiting()) {
+      {
+        const std::lock_guard lock(mutex_);
+        waiting_for_ = {operation->peer};
+      }
+      check_deadline(*operation, now);
+    }
+}
+
+void Engine::check_deadline(const Operation& operation, Clock::time_point now) {
+  if (now < operation.deadline) return;
+  const std::vector<int> missing = waiting_for();
+  std::string text = operation.call.describe();
+  if (operation.executor) text = "operation " + std::to_string(operation.sequence) + ", " + text + ",";
+  text += " timed out after " + seconds(operation.timeout_s) + " on rank " + std::to_string(settings_.rank);
+  if (!missing.empty()) text += ", waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
+  throw Error({FailureCode::kTimeout, missing.empty() ? -1 : missing.front(), settings_.rank, operation.sequence,
+               text + "; see whether that rank is slow, stopped, or never made this call"});
+}
+
+// --- the progress thread ---
+
+bool Engine::work_left() const {
+  return running_ || !queue_.empty() || !posted_.empty() || !busy_pairs_.empty();
+}
+
+void Engine::background_loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] {
+      return closing_ || (!driving_ && waiters_.load() == 0 && failure_.code == FailureCode::kNone && work_left());
+    });
+    if (closing_) return;
+    driving_ = true;
+    lock.unlock();
+    drive(nullptr, Clock::time_point::max());
+    lock.lock();
+    driving_ = false;
+    changed_.notify_all();
+  }
+}
+
+// --- the end ---
+
+std::vector<int> Engine::waiting_for() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_for_;
+}
+
+std::vector<Record> Engine::records() const {
+  const std::lock_guard lock(mutex_);
+  return recorder_.snapshot();
+}
+
+void Engine::close(std::chrono::milliseconds linger) {
+  const bool was_sound = failure().code == FailureCode::kNone;
+  fail({FailureCode::kClosed, -1, settings_.rank, 0, "the group is closed"});
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  changed_.notify_all();
+  poller_->wake();
+  while (driving_) {
+    poller_->wake();
+    changed_.wait_for(lock, std::chrono::milliseconds(10));
+  }
+  lock.unlock();
+  if (progress_thread_.joinable()) progress_thread_.join();
+  lock.lock();
+  const auto until = Clock::now() + (was_sound ? linger : std::chrono::milliseconds(0));
+  for (const auto& stream : owned_streams_) stream->close(until);
+  for (const auto& pair : owned_pairs_) pair->stream().close(until);
+}
+
+}  // namespace commute

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine of one group on one rank: a queue of collectives, one sequence, one progress lock.
+//
+// Who moves bytes: whoever holds the progress lock. A blocking call or `wait` takes it and drives the queue
+// on the caller's thread; a progress thread, started with the first asynchronous call, drives it when nobody
+// waits, and gives way as soon as somebody does. Collectives run one at a time in the order in which they
+// were submitted; each pair's messages move beside them.
+//
+// Waiting is a ladder: look again for kYield while giving the core to others, then sleep in epoll, in slices,
+// so that deadlines, interrupts and a caller's signals are seen.
+//
+// Failing: the first failure, from here or from the network, is final for the group. Every pending and later
+// operation gets it, and `on_failure` is told once, so that the other ranks hear of it.
+//
+// Threads: every public function may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "executor.h"
+#include "pair.h"
+#include "recorder.h"
+
+namespace commute {
+
+class Engine {
+ public:
+  struct Settings {
+    int rank = 0;
+    int ranks = 1;
+    uint32_t group = 0;
+    uint32_t epoch = 1;
+  };
+
+  Engine(Settings settings, std::shared_ptr<Poller> poller);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const std::shared_ptr<Poller>& poller() const { return poller_; }
+
+  // Links are added once per peer, at first use.
+  void add_link(int peer, std::unique_ptr<Link> link);
+  void add_pair_link(int peer, std::unique_ptr<Link> link);
+  bool has_link(int peer) const;
+  bool has_pair_link(int peer) const;
+  void set_outboxes(std::unique_ptr<Outboxes> outboxes);
+
+  std::shared_ptr<Executor> bind(Plan plan, size_t tile_bytes);
+
+  // Queues the operation; `background` lets the progress thread run it. Raises Error when the group has failed.
+  void submit(const std::shared_ptr<Operation>& operation, bool background);
+  // Drives or waits until the operation has finished (true), `until` has come, or a signal arrived (false).
+  bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
+  // Takes back a receive of which nothing has arrived; false when it is too late for that.
+  bool withdraw(const std::shared_ptr<Operation>& receive);
+
+  // Called once, without locks held, with the failure that broke the group, wherever it was noticed: passing
+  // it on lets the news reach ranks that the coordinator cannot.
+  void on_failure(std::function<void(const Failure&)> callback) { on_failure_ = std::move(callback); }
+  void fail(Failure failure);
+  Failure failure() const;
+  // `rank` said goodbye: what it sent before still counts, what is wanted from it later is a loss.
+  void peer_left(int rank);
+
+  std::vector<int> waiting_for() const;  // ranks that held up the running operation when last looked
+  std::vector<Record> records() const;
+  uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
+
+  // Fails what is pending, lets what was sent reach the peers (at most `linger`), closes the links.
+  void close(std::chrono::milliseconds linger);
+
+ private:
+  static constexpr std::chrono::microseconds kYield{100};
+  static constexpr std::chrono::milliseconds kSlice{100};
+  static constexpr std::chrono::milliseconds kAnnounceAfter{100};
+
+  // For the holder of the progress lock.
+  void drive(const Operation* target, Clock::time_point until);
+  bool turn();  // gives the running collective and every busy pair a turn; true when something moved
+  bool turn_collective();
+  bool turn_pairs();
+  void take_posted();
+  void finish_running();
+  bool idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until);
+  void look_for_trouble(Clock::time_point now, Clock::duration idle);
+  void check_deadline(const Operation& operation, Clock::time_point now);
+  void broken(Failure failure);
+  void drain();
+
+  void background_loop();
+  bool work_left() const;  // with mutex_ and no driver, or as the driver
+
+  const Settings settings_;
+  const int pid_;  // of the process that made it: a forked child must not touch it
+  std::shared_ptr<Poller> poller_;
+  std::function<void(const Failure&)> on_failure_;
+
+  // Used by the holder of the progress lock only (but links are added by any thread, once per slot).
+  Links links_;
+  std::vector<std::atomic<Pair*>> pairs_;  // by rank
+  std::vector<Pair*> busy_pairs_;
+  std::vector<std::shared_ptr<Operation>> in_pairs_;  // their operations, for the recorder
+  std::shared_ptr<Operation> running_;
+  bool announced_ = false;
+  Clock::time_point idle_since_;
+
+  mutable std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
+  bool driving_ = false;  // the progress lock, as a flag so that it can be waited for
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::deque<std::shared_ptr<Operation>> posted_;  // sends and receives not yet given to their pair
+  std::vector<std::unique_ptr<Stream>> owned_streams_;
+  std::vector<std::unique_ptr<Pair>> owned_pairs_;
+  uint64_t submitted_ = 0;
+  bool closing_ = false;
+  std::vector<bool> left_;
+  Failure failure_;
+  std::vector<int> waiting_for_;
+  Recorder recorder_;
+  std::thread progress_thread_;
+
+  // Looked at without the mutex.
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> has_posted_{false};
+  std::atomic<bool> has_queued_{false};
+  std::atomic<int> waiters_{0};
+  std::atomic<uint64_t> messages_{0};
+};
+
+}  // namespace commute

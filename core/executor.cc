@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+namespace commute {
+namespace {
+
+bool in_place(const Plan& plan) {
+  if (plan.collective == Collective::kAllreduce || plan.collective == Collective::kBroadcast) return true;
+  return plan.collective == Collective::kReduce && plan.rank == plan.root;
+}
+
+}  // namespace
+
+Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
+    : plan_(std::move(plan)), tile_bytes_(std::max(tile_bytes, kCacheLineBytes)), links_(links) {
+  for (size_t index = 0; index < plan_.lane_ends.size(); ++index) {
+    Lane lane;
+    lane.steps = plan_.lane(index);
+    lanes_.push_back(lane);
+  }
+  sent_to_.resize(size_t(plan_.ranks));
+  received_from_.resize(size_t(plan_.ranks));
+  scratch_.resize(plan_.blocks[static_cast<int>(Space::kScratch)] * tile_bytes_);
+  staging_.resize(kPieceBytes);
+  sources_.resize(size_t(plan_.ranks));
+  if (!plan_.uses_outbox()) return;
+  if (!links_.outboxes) throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");
+  if (plan_.blocks[static_cast<int>(Space::kOutbox)] * tile_bytes_ > links_.outboxes->slot_bytes())
+    throw std::invalid_argument("plan '" + plan_.algorithm + "' needs a larger outbox; use smaller tiles");
+}
+
+void Executor::begin(const Operation& operation) {
+  operation_ = &operation;
+  item_bytes_ = item_bytes(operation.call.dtype);
+  tile_elements_ = tile_bytes_ / item_bytes_;
+  tiles_ = std::max<uint64_t>(1, (operation.call.count + tile_elements_ - 1) / tile_elements_);
+  reduce_ = kernels().reduce_for(operation.call.dtype, operation.call.reduce_op);
+  lanes_left_ = lanes_.size();
+  for (Lane& lane : lanes_) {
+    const auto steps = lane.steps;
+    lane = Lane{};
+    lane.steps = steps;
+  }
+  std::fill(sent_to_.begin(), sent_to_.end(), 0);
+  std::fill(received_from_.begin(), received_from_.end(), 0);
+  if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
+    std::memcpy(operation.out, operation.in, operation.call.count * item_bytes_);
+}
+
+Executor::Progress Executor::advance() {
+  bool moved = false;
+  for (Lane& lane : lanes_) {
+    while (lane.tile < tiles_) {
+      const Instruction& step = lane.steps[lane.step];
+      if (!ready(lane, step)) break;
+      const size_t before = lane.sent + lane.received;
+      try {
+        if (perform(lane, step)) {
+          complete(lane);
+          moved = true;
+          continue;
+        }
+      } catch (const LinkClosed& closed) {
+        raise(FailureCode::kPeerLost, touching_, closed.what());
+      } catch (const BadFrame& bad) {
+        raise(FailureCode::kProtocol, touching_, std::string("it sent a frame that no rank sends: ") + bad.what());
+      }
+      moved |= lane.sent + lane.received != before;
+      break;
+    }
+  }
+  if (lanes_left_ == 0) {
+    finish();
+    return Progress::kDone;
+  }
+  return moved ? Progress::kMoved : Progress::kBlocked;
+}
+
+bool Executor::ready(const Lane& lane, const Instruction& step) const {
+  if (step.dep_lane == kNoLane) return true;
+  const Lane& other = lanes_[step.dep_lane];
+  return other.completed > lane.tile * other.steps.size() + step.dep_step;
+}
+
+void Executor::complete(Lane& lane) {
+  ++lane.completed;
+  lane.begun = lane.accepted = false;
+  lane.sent = lane.received = lane.carried = 0;
+  if (++lane.step < lane.steps.size()) return;
+  lane.step = 0;
+  if (++lane.tile == tiles_) --lanes_left_;
+}
+
+bool Executor::perform(Lane& lane, const Instruction& step) {
+  switch (step.op) {
+    case Op::kSend:
+      return send(lane, step.peer, run_of(step.src_space, step.src, step.count, lane.tile, plan_.rank));
+    case Op::kRecv:
+      return receive(lane, step);
+    case Op::kRecvReduce:
+      return receive_reduce(lane, step);
+    case Op::kRecvReduceSend:
+      return receive_reduce_send(lane, step);
+    case Op::kCopy:
+    case Op::kPut: {
+      const int owner = step.src_space == Space::kOutbox ? step.peer : plan_.rank;
+      const Run from = run_of(step.src_space, step.src, step.count, lane.tile, owner);
+      const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+      if (from.bytes > 0) std::memmove(to.at, from.at, std::min(from.bytes, to.bytes));
+      return true;
+    }
+    case Op::kReduceMany:
+      reduce_many(lane, step);
+      return true;
+    case Op::kSignal:
+      links_.outboxes->signal(step.signal());
+      return true;
+    case Op::kWait:
+      return signal_seen(lane, step);
+  }
+  return true;
+}
+
+// --- chunks in memory ---
+
+Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile, int owner) const {
+  const size_t total = operation_->call.count;
+  const size_t begin = tile * tile_elements_;
+  const size_t elements = std::min(tile_elements_, total - std::min(total, begin));
+  const size_t block = chunk / plan_.chunks;
+  const size_t first = chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks);
+  const size_t last = chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks + count);
+  const size_t bytes = (last - first) * item_bytes_;
+  const size_t in_array = (block * total + begin + first) * item_bytes_;
+  const size_t in_tile = block * tile_bytes_ + first * item_bytes_;
+  switch (space) {
+    case Space::kIn:
+      return {const_cast<std::byte*>(operation_->in) + in_array, bytes};
+    case Space::kOut:
+      return {operation_->out + in_array, bytes};
+    case Space::kScratch:
+      return {const_cast<std::byte*>(scratch_.data()) + in_tile, bytes};
+    default:
+      return {links_.outboxes->slot(owner, links_.outbox_tiles + tile) + in_tile, bytes};
+  }
+}
+
+// --- messages ---
+
+// Begins the frame of a message once a waiting frame that may still be on its way out has left.
+bool Executor::open(Lane& lane, int peer, size_t bytes) {
+  if (lane.begun) return true;
+  Stream& to = stream(peer);
+  if (!to.idle()) {
+    to.send(nullptr, 0);
+    if (!to.header_sent()) return false;
+    to.end();
+  }
+  to.begin(frame_header(FrameKind::kData, lane, peer, bytes));
+  lane.begun = true;
+  return true;
+}
+
+bool Executor::send(Lane& lane, int peer, Run payload) {
+  Stream& to = stream(peer);
+  if (!open(lane, peer, payload.bytes)) return false;
+  while (lane.sent < payload.bytes || !to.header_sent()) {
+    const bool header_was_sent = to.header_sent();
+    const size_t moved = to.send(payload.at + lane.sent, payload.bytes - lane.sent);
+    lane.sent += moved;
+    if (moved == 0 && header_was_sent == to.header_sent()) return false;
+  }
+  to.end();
+  ++sent_to_[size_t(peer)];
+  return true;
+}
+
+// True once the header of the message this step waits for is there.
+bool Executor::accept(Lane& lane, int peer, size_t bytes) {
+  if (lane.accepted) return true;
+  Stream& from = stream(peer);
+  for (;;) {
+    const FrameHeader* header = from.header();
+    if (header == nullptr) return false;
+    const bool stale = header->epoch != links_.epoch || header->operation < operation_->sequence;
+    if (!stale && !expected(*header, peer, bytes)) explain(*header, peer);
+    if (stale || header->kind == FrameKind::kWaiting) {
+      if (!from.skip()) return false;
+      continue;
+    }
+    lane.accepted = true;
+    ++received_from_[size_t(peer)];
+    ++messages_;
+    if (bytes == 0) from.skip();
+    return true;
+  }
+}
+
+bool Executor::receive(Lane& lane, const Instruction& step) {
+  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+  if (!accept(lane, step.peer, to.bytes)) return false;
+  Stream& from = stream(step.peer);
+  while (lane.received < to.bytes) {
+    const size_t moved = from.take(to.at + lane.received, to.bytes - lane.received);
+    if (moved == 0) return false;
+    lane.received += moved;
+  }
+  return true;
+}
+
+bool Executor::receive_reduce(Lane& lane, const Instruction& step) {
+  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+  const Run mine = run_of(step.src_space, step.src, step.count, lane.tile, plan_.rank);
+  if (!accept(lane, step.peer, to.bytes)) return false;
+  Stream& from = stream(step.peer);
+  while (lane.received < to.bytes) {
+    // Whole elements are reduced as they arrive; what is left of one waits in `carry`.
+    std::memcpy(staging_.data(), lane.carry, lane.carried);
+    const size_t wanted = std::min(to.bytes - lane.received, kPieceBytes) - lane.carried;
+    const size_t moved = from.take(staging_.data() + lane.carried, wanted);
+    if (moved == 0) return false;
+    const size_t there = lane.carried + moved;
+    const size_t whole = there / item_bytes_ * item_bytes_;
+    reduce_(to.at + lane.received, mine.at + lane.received, staging_.data(), whole / item_bytes_);
+    lane.received += whole;
+    lane.carried = there - whole;
+    std::memcpy(lane.carry, staging_.data() + whole, lane.carried);
+  }
+  return true;
+}
+
+bool Executor::receive_reduce_send(Lane& lane, const Instruction& step) {
+  const bool all_here = receive_reduce(lane, step);
+  if (!lane.accepted) return false;
+  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+  if (all_here) return send(lane, step.peer2, to);
+  // Cut through: pass on what has been reduced so far, without ending the frame.
+  if (lane.received > lane.sent && open(lane, step.peer2, to.bytes))
+    lane.sent += stream(step.peer2).send(to.at + lane.sent, lane.received - lane.sent);
+  return false;
+}
+
+FrameHeader Executor::frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const {
+  FrameHeader header{};
+  header.kind = kind;
+  header.set_call(operation_->call);
+  header.group = links_.group;
+  header.epoch = links_.epoch;
+  header.operation = operation_->sequence;
+  header.tile = static_cast<uint32_t>(lane.tile);
+  header.index = sent_to_[size_t(peer)];
+  header.bytes = bytes;
+  header.sender = static_cast<uint32_t>(links_.rank);
+  return header;
+}
+
+bool Executor::expected(const FrameHeader& header, int peer, size_t bytes) const {
+  if (header.operation != operation_->sequence || header.group != links_.group) return false;
+  if (header.call() != operation_->call) return false;
+  if (header.kind == FrameKind::kWaiting) return true;
+  return header.kind == FrameKind::kData && header.bytes == bytes &&
+         header.index == received_from_[size_t(peer)];
+}
+
+// Says why a frame is not the expected one; all ranks will read this sentence.
+void Executor::explain(const FrameHeader& header, int peer) const {
+  const std::string me = "rank " + std::to_string(links_.rank);
+  const std::string it = "rank " + std::to_string(peer);
+  const std::string number = "operation " + std::to_string(operation_->sequence);
+  const char* advice = "; all ranks must make the same calls in the same order";
+  if (header.kind == FrameKind::kPair || header.group != links_.group)
+    raise(FailureCode::kProtocol, peer, "it sent a frame that belongs on another link");
+  if (header.operation > operation_->sequence)
+    raise(FailureCode::kMismatch, peer,
+          it + " went on to operation " + std::to_string(header.operation) + " (" + header.call().describe() +
+              ") without its part of " + number + ", in which " + me + " called " +
+              operation_->call.describe() + advice);
+  Call theirs = header.call();
+  if (theirs == operation_->call)
+    raise(FailureCode::kProtocol, peer, "it sent a message that the plan does not have");
+  theirs.plan = operation_->call.plan;
+  if (theirs == operation_->call) advice = " by another plan; pass the same algorithm= and settings on all ranks";
+  raise(FailureCode::kMismatch, peer,
+        "in " + number + " " + me + " called " + operation_->call.describe() + ", " + it + " called " +
+            header.call().describe() + advice);
+}
+
+// --- outboxes ---
+
+void Executor::reduce_many(const Lane& lane, const Instruction& step) {
+  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+  for (int rank = 0; rank < plan_.ranks; ++rank)
+    sources_[size_t(rank)] = run_of(Space::kOutbox, step.src, step.count, lane.tile, rank).at;
+  std::byte* second = nullptr;
+  if (step.flags & kFlagAlsoOutbox)
+    second = run_of(Space::kOutbox, step.arg, step.count, lane.tile, plan_.rank).at;
+  const auto reduce_many =
+      kernels().reduce_many_for(operation_->call.dtype, operation_->call.reduce_op);
+  reduce_many(to.at, second, sources_.data(), sources_.size(), to.bytes / item_bytes_,
+              (step.flags & kFlagStreaming) != 0);
+}
+
+bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
+  const size_t counter = size_t(step.peer) * kSignals + step.signal();
+  uint64_t target = links_.signals[counter];
+  // A lag that reaches into earlier operations waits for all of them: they may have run other plans.
+  if (lane.tile >= step.lag())
+    target += (lane.tile - step.lag()) * plan_.signals_per_tile[counter] + step.src;
+  return links_.outboxes->signalled(step.peer, step.signal()) >= target;
+}
+
+// --- the end, and the time when nothing moves ---
+
+void Executor::finish() {
+  if (plan_.uses_outbox()) {
+    links_.outbox_tiles += tiles_;
+    for (size_t i = 0; i < plan_.signals_per_tile.size(); ++i)
+      links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
+  }
+  const bool has_result = plan_.collective != Collective::kReduce || plan_.rank == plan_.root;
+  if (operation_->mean && has_result)
+    kernels().divide_for(operation_->call.dtype)(operation_->out, operation_->call.count,
+                                                 static_cast<uint64_t>(plan_.ranks));
+}
+
+std::vector<int> Executor::waiting_for() const {
+  std::set<int> found;
+  for (const Lane& lane : lanes_) {
+    if (lane.tile >= tiles_) continue;
+    const Instruction& step = lane.steps[lane.step];
+    if (!ready(lane, step)) continue;
+    if (step.peer >= 0) found.insert(step.peer);
+    if (step.op == Op::kRecvReduceSend && lane.accepted && lane.received > lane.sent)
+      found.insert(step.peer2);
+  }
+  return {found.begin(), found.end()};
+}
+
+void Executor::announce() {
+  for (const Lane& lane : lanes_) {
+    if (lane.tile >= tiles_) continue;
+    const Instruction& step = lane.steps[lane.step];
+    const bool receiving =
+        step.op == Op::kRecv || step.op == Op::kRecvReduce || step.op == Op::kRecvReduceSend;
+    if (!receiving || lane.accepted || !stream(step.peer).idle()) continue;
+    Stream& to = stream(step.peer);
+    try {
+      to.begin(frame_header(FrameKind::kWaiting, lane, step.peer, 0));
+      to.send(nullptr, 0);
+      if (to.header_sent()) to.end();
+    } catch (const LinkClosed&) {
+      // The step itself, or the health thread, will say so with a better message.
+    }
+  }
+}
+
+// A rank that called something else may have sent its frames to us although our plan expects none.
+void Executor::look_around() {
+  for (int peer = 0; peer < plan_.ranks; ++peer) {
+    if (peer == plan_.rank || links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr) continue;
+    try {
+      const FrameHeader* header = stream(peer).header();
+      if (header == nullptr || header->operation != operation_->sequence) continue;
+      if (header->call() != operation_->call) explain(*header, peer);
+    } catch (const LinkClosed&) {
+      // A closed link matters only to those who still expect something from it.
+    } catch (const BadFrame& bad) {
+      raise(FailureCode::kProtocol, peer, std::string("it sent a frame that no rank sends: ") + bad.what());
+    }
+  }
+}
+
+Stream& Executor::stream(int peer) const {
+  Stream* found = links_.streams[size_t(peer)].load(std::memory_order_acquire);
+  if (found == nullptr) raise(FailureCode::kProtocol, peer, "there is no link to it; the plan was not bound");
+  touching_ = peer;
+  return *found;
+}
+
+void Executor::raise(FailureCode code, int peer, const std::string& text) const {
+  throw Error({code, peer, links_.rank, operation_ ? operation_->sequence : 0, text});
+}
+
+}  // namespace commute

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor: a plan bound to a group's links, run once per operation. Nothing is allocated after binding.
+//
+// A message larger than a tile is run tile after tile by a loop outside the plan: every lane runs its steps
+// for tile 0, then for tile 1, and so on, independently of the other lanes, so tiles overlap wherever the
+// plan's dependencies allow it. `advance` gives each lane a turn until none can move; it never blocks.
+//
+//   lane:  step ready? --no--> blocked        step := next, tile := next
+//            | yes                                   ^
+//            v                                       | complete
+//          begin -> move bytes until the link says "would block" or the step is complete
+//
+// Invariants: 1. one message per direction is in flight, because a direction belongs to one lane. 2. A
+// message is consumed only after its header proved to be the expected one. 3. Received bytes go straight to
+// their destination, or in pieces of kPieceBytes through a staging buffer that stays in the L2 cache.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "chunk.h"
+#include "kernels.h"
+#include "operation.h"
+#include "outbox.h"
+#include "plan.h"
+#include "stream.h"
+
+namespace commute {
+
+// What the plans of one group share. Owned by the engine.
+struct Links {
+  int rank = 0;
+  uint32_t group = 0;
+  uint32_t epoch = 0;
+  std::vector<std::atomic<Stream*>> streams;  // by rank; null where there is no link (yet)
+  std::unique_ptr<Outboxes> outboxes;            // null where ranks share no memory
+  uint64_t outbox_tiles = 0;                     // tiles that plans with outboxes have run so far
+  std::vector<uint64_t> signals;                 // per rank and signal: posted by all earlier operations
+};
+
+class Executor {
+ public:
+  // `tile_bytes`: of one block in one tile.
+  Executor(Plan plan, size_t tile_bytes, Links& links);
+
+  const Plan& plan() const { return plan_; }
+
+  void begin(const Operation& operation);
+  enum class Progress : uint8_t { kBlocked, kMoved, kDone };
+  Progress advance();  // raises Error
+
+  // For the time when nothing has moved for a while:
+  std::vector<int> waiting_for() const;  // ranks whose message or signal some lane waits for
+  void announce();     // tells those ranks where we are, so that they can see a mismatch
+  void look_around();  // finds frames of a mismatched call on links where our plan expects none; raises Error
+
+  uint64_t messages() const { return messages_; }  // received since binding: shows that plans really ran
+
+ private:
+  struct Lane {
+    std::span<const Instruction> steps;
+    size_t step = 0;
+    uint64_t tile = 0;
+    uint64_t completed = 0;  // steps completed in this operation, all tiles together
+    bool begun = false;      // sending: the frame has begun
+    bool accepted = false;   // receiving: the header was the expected one
+    size_t sent = 0;         // payload bytes
+    size_t received = 0;     // payload bytes; for reductions: already reduced
+    size_t carried = 0;      // bytes of an element that has not arrived whole
+    char carry[8];
+  };
+  struct Run {  // a run of chunks in memory
+    std::byte* at;
+    size_t bytes;
+  };
+
+  static constexpr size_t kPieceBytes = 128 * 1024;
+
+  Run run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile, int owner) const;
+  bool ready(const Lane& lane, const Instruction& step) const;
+  bool perform(Lane& lane, const Instruction& step);  // true when the step is complete
+  void complete(Lane& lane);
+
+  bool open(Lane& lane, int peer, size_t bytes);
+  bool send(Lane& lane, int peer, Run payload);
+  bool accept(Lane& lane, int peer, size_t bytes);
+  bool receive(Lane& lane, const Instruction& step);
+  bool receive_reduce(Lane& lane, const Instruction& step);
+  bool receive_reduce_send(Lane& lane, const Instruction& step);
+  void reduce_many(const Lane& lane, const Instruction& step);
+  bool signal_seen(const Lane& lane, const Instruction& step) const;
+
+  bool expected(const FrameHeader& header, int peer, size_t bytes) const;
+  [[noreturn]] void explain(const FrameHeader& header, int peer) const;
+  [[noreturn]] void raise(FailureCode code, int peer, const std::string& text) const;
+  Stream& stream(int peer) const;
+  FrameHeader frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const;
+  void finish();
+
+  const Plan plan_;
+  const size_t tile_bytes_;
+  Links& links_;
+  std::vector<Lane> lanes_;
+  std::vector<uint32_t> sent_to_;        // messages of this operation, by rank
+  std::vector<uint32_t> received_from_;  // likewise
+  std::vector<std::byte> scratch_;
+  std::vector<std::byte> staging_;
+  std::vector<const void*> sources_;
+
+  // Of the current operation.
+  const Operation* operation_ = nullptr;
+  size_t item_bytes_ = 1;
+  size_t tile_elements_ = 1;
+  uint64_t tiles_ = 0;
+  size_t lanes_left_ = 0;
+  Reduce reduce_ = nullptr;
+  uint64_t messages_ = 0;
+  mutable int touching_ = -1;  // the peer whose link was used last, for errors
+};
+
+}  // namespace commute

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduction kernels, chosen at run time by instruction set.
+//
+// What every set promises, bit for bit the same on every machine:
+// - integers wrap around;
+// - float16 and bfloat16 are computed in float32 and rounded to nearest even once, when stored;
+// - a result that is not a number is the positive quiet one without payload (0x7e00, 0x7fc0,
+//   0x7fc00000, 0x7ff8000000000000): processors differ in whose payload and sign they keep;
+// - min and max yield NaN if any element is NaN, and order -0 before +0, so that their result does
+//   not depend on the order of the sources.
+//
+// Arrays start on a multiple of their element's size; no other alignment is asked. A count, always
+// of elements, may be 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "dtype.h"
+
+namespace commute {
+
+// dst[i] = a[i] op b[i]. dst may be a or b; otherwise arrays must not overlap.
+using Reduce = void (*)(void* dst, const void* a, const void* b, std::size_t count);
+
+// dst[i] = sources[0][i] op sources[1][i] op ..., left to right, in one pass; sources_count >= 1.
+// The result also goes to dst2 unless that is null. Each of dst and dst2 may be one of the sources.
+// streaming: store dst past the caches, for results that nobody reads soon (dst2 stays cached).
+using ReduceMany = void (*)(void* dst, void* dst2, const void* const* sources,
+                            std::size_t sources_count, std::size_t count, bool streaming);
+
+// dst[i] = dst[i] / divisor; turns a sum into a mean. divisor >= 1.
+using Divide = void (*)(void* dst, std::size_t count, std::uint64_t divisor);
+
+struct KernelSet {
+  const char* name;
+  Reduce reduce[kDtypeCount][kReduceOpCount];
+  ReduceMany reduce_many[kDtypeCount][kReduceOpCount];
+  Divide divide[kDtypeCount];  // null for integers
+
+  Reduce reduce_for(Dtype dtype, ReduceOp op) const { return reduce[index(dtype)][index(op)]; }
+  ReduceMany reduce_many_for(Dtype dtype, ReduceOp op) const {
+    return reduce_many[index(dtype)][index(op)];
+  }
+  Divide divide_for(Dtype dtype) const { return divide[index(dtype)]; }
+};
+
+// The best set for this processor; decided at the first call.
+const KernelSet& kernels();
+
+// The sets this processor can run, the plainest first, the best last.
+std::span<const KernelSet* const> supported_kernel_sets();
+
+// The supported set of this name ("baseline", "avx2", "avx512"), or null.
+const KernelSet* kernel_set(std::string_view name);
+
+}  // namespace commute

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tcp_link.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace commute {
+namespace {
+
+bool would_block() {
+  return errno == EAGAIN || errno == EWOULDBLOCK;
+}
+
+[[noreturn]] void raise_closed(const char* what) {
+  throw LinkClosed(std::string(what) + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+TcpLink::TcpLink(int fd, std::shared_ptr<Poller> poller) : fd_(fd), poller_(std::move(poller)) {
+  const int on = 1;
+  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
+  // Fails harmlessly on the Unix socket pairs of the tests.
+  ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  poller_->add(fd_, &ready_);
+}
+
+TcpLink::~TcpLink() {
+  close({});
+}
+
+size_t TcpLink::write(const iovec* pieces, int count) {
+  if (fd_ < 0) throw LinkClosed("this side closed the connection");
+  if (!ready_.writable) return 0;
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces);
+  message.msg_iovlen = static_cast<size_t>(count);
+  for (;;) {
+    const ssize_t moved = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+    if (moved >= 0) return static_cast<size_t>(moved);
+    if (errno == EINTR) continue;
+    if (!would_block()) raise_closed("the connection broke while sending");
+    ready_.writable = false;
+    return 0;
+  }
+}
+
+size_t TcpLink::read(void* into, size_t bytes) {
+  if (fd_ < 0) throw LinkClosed("this side closed the connection");
+  if (!ready_.readable || bytes == 0) return 0;
+  for (;;) {
+    const ssize_t moved = ::recv(fd_, into, bytes, 0);
+    if (moved > 0) return static_cast<size_t>(moved);
+    if (moved == 0) throw LinkClosed("the peer closed its connection");
+    if (errno == EINTR) continue;
+    if (!would_block()) raise_closed("the connection broke while receiving");
+    ready_.readable = false;
+    return 0;
+  }
+}
+
+void TcpLink::close(std::chrono::steady_clock::time_point linger_until) {
+  if (fd_ < 0) return;
+  poller_->remove(fd_);
+  // A socket closed with unread bytes resets the connection and drops what it has not delivered yet. So
+  // what arrives is read and forgotten until the peer's kernel has taken everything.
+  ::shutdown(fd_, SHUT_WR);
+  char forgotten[4096];
+  for (;;) {
+    while (::recv(fd_, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0) {
+    }
+    int undelivered = 0;
+    if (::ioctl(fd_, SIOCOUTQ, &undelivered) != 0 || undelivered == 0) break;
+    if (std::chrono::steady_clock::now() >= linger_until) break;
+    pollfd look{fd_, POLLIN, 0};
+    ::poll(&look, 1, 2);
+    if (look.revents & (POLLERR | POLLNVAL)) break;
+  }
+  ::close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace commute

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""commute keeps the parameters of distributed training in step.
+
+The map, from what you call to what moves bytes:
+
+    _init      commute.init(): which job is this process part of, and joining it
+    _group     Group: ranks and collectives
+    plan/      algorithms as data, proved before they run (pure)
+    cluster/   launching, joining, the coordinator
+    watch/     what happened: the recorder
+    _core      the compiled core: links, executor, kernels, health (C++, in core/)
+    cli/       the `commute` command
+    testing    groups whose ranks are threads, for tests
+"""
+
+from commute._errors import (
+    AbandonedError,
+    AuthenticationError,
+    ClosedError,
+    CommuteError,
+    ForkedError,
+    JoinError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+)
+from commute._group import Group
+from commute._handle import Handle
+from commute._init import init
+from commute._version import __version__
+
+__all__ = [
+    "AbandonedError",
+    "AuthenticationError",
+    "ClosedError",
+    "CommuteError",
+    "ForkedError",
+    "Group",
+    "Handle",
+    "JoinError",
+    "MismatchError",
+    "OperationTimeoutError",
+    "PeerLostError",
+    "__version__",
+    "init",
+]

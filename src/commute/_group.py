@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group: an ordered set of processes, and the collectives between them.
+
+A call goes three ways: arguments become buffers (_arrays), the algorithm is chosen and its plan
+bound once (plan, then the core), the operation is submitted and awaited (_runner). Every
+collective has an `_async` twin that returns a Handle; both keep program order, so they may be
+mixed freely. All ranks must make the same calls in the same order.
+
+Threads: several may call one group at once, but then it is up to the program that all ranks
+submit in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commute import _core
+from commute import plan as plans
+from commute._arrays import FLOATS, Buffer, empty_like, overlap, reading, writing
+from commute._handle import Handle
+from commute._runner import Runner
+from commute._wiring import Wiring
+from commute.plan import Collective
+from commute.watch import recorder
+
+# The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
+_OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
+_NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
+
+
+class _Call(NamedTuple):
+    """A collective with its arguments checked."""
+
+    collective: Collective
+    source: Buffer
+    target: Buffer
+    count: int  # elements per block
+    result: Any
+    op: str = "sum"
+    root: int = 0
+
+
+class Group:
+    """An ordered set of processes; my place among them; what they do together.
+
+    Made by `commute.init()`. As a context manager it closes at the end of the block.
+
+    >>> import commute, numpy
+    >>> with commute.init() as world:
+    ...     world.allreduce(numpy.arange(3.0))
+    array([0., 1., 2.])
+
+    Attributes:
+        rank, size: my place, and how many there are.
+        local_rank, local_size: the same among the ranks of this host.
+        host: the name of this host.
+        timeout: seconds after which an operation is given up, unless the call says otherwise.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        wiring: Wiring,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int = 0,
+        local_size: int = 1,
+        host: str = "localhost",
+        timeout: float = 1800.0,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.host = host
+        self.timeout = timeout
+        self._runner = runner
+        self._wiring = wiring
+        self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
+        self._binding = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._runner.closed else ""
+        return f"<Group rank {self.rank} of {self.size} on {self.host}{state}>"
+
+    # ---- collectives ----
+
+    def allreduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine x over all ranks; every rank gets the result, bit for bit the same.
+
+        Works in place and returns x; with `out` x is left alone and out is returned.
+
+        Args:
+            op: "sum", "mean" (not of integers), "prod", "min" or "max".
+            algorithm: force one, e.g. "ring"; `commute show plan` lists them.
+            deterministic: sum in rank order, so that equal inputs on a group of equal size give
+                equal bits, always.
+            timeout: seconds after which the operation is given up and the group is broken.
+
+        Raises:
+            MismatchError: the ranks called different things; on all ranks.
+            PeerLostError: a rank died, left or fell silent; on all ranks.
+            OperationTimeoutError, AbandonedError: it took too long, here or on another rank.
+        """
+        call = self._in_place(Collective.ALLREDUCE, x, out, op=op)
+        return self._run(call, algorithm, deterministic, timeout)
+
+    def allreduce_async(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Handle:
+        """As `allreduce`, returning at once; x belongs to the operation until it is done."""
+        call = self._in_place(Collective.ALLREDUCE, x, out, op=op)
+        return self._begin(call, algorithm, deterministic, timeout)
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the root's x; in place, returns x (or out)."""
+        call = self._in_place(Collective.BROADCAST, x, out, root=root)
+        return self._run(call, algorithm, False, timeout)
+
+    def broadcast_async(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Handle:
+        """As `broadcast`, returning at once."""
+        call = self._in_place(Collective.BROADCAST, x, out, root=root)
+        return self._begin(call, algorithm, False, timeout)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine x over all ranks into the root's x (or out); the others' x is left alone."""
+        call = self._reduce(x, root, op, out)
+        return self._run(call, algorithm, deterministic, timeout)
+
+    def reduce_async(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Handle:
+        """As `reduce`, returning at once."""
+        call = self._reduce(x, root, op, out)
+        return self._begin(call, algorithm, deterministic, timeout)
+
+    def allgather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Every rank's x, one after the other along a new leading axis of length size."""
+        return self._run(self._allgather(x, out), algorithm, False, timeout)
+
+    def allgather_async(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Handle:
+        """As `allgather`, returning at once."""
+        return self._begin(self._allgather(x, out), algorithm, False, timeout)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine x over all ranks; rank r gets part r of the leading axis, which has length size."""
+        call = self._reduce_scatter(x, op, out)
+        return self._run(call, algorithm, deterministic, timeout)
+
+    def reduce_scatter_async(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        deterministic: bool = False,
+        timeout: float | None = None,
+    ) -> Handle:
+        """As `reduce_scatter`, returning at once."""
+        call = self._reduce_scatter(x, op, out)
+        return self._begin(call, algorithm, deterministic, timeout)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Wait until every rank has called it."""
+        self._run(self._barrier(), None, False, timeout)
+
+    def barrier_async(self, *, timeout: float | None = None) -> Handle:
+        """As `barrier`, returning at once; the handle is done when every rank has called it."""
+        return self._begin(self._barrier(), None, False, timeout)
+
+    # ---- point to point ----
+
+    def send(self, x: Any, to: int, *, timeout: float | None = None) -> None:
+        """Send x to a rank, which must `recv` an array of the same dtype and length.
+
+        Returns when x may be reused; the message may still be on its way.
+        """
+        operation = self._post(reading(x, "send"), "to", to, True, timeout, False)
+        self._runner.finish(operation)
+
+    def send_async(self, x: Any, to: int, *, timeout: float | None = None) -> Handle:
+        """As `send`, returning at once."""
+        operation = self._post(reading(x, "send"), "to", to, True, timeout, True)
+        return Handle(self._runner, operation, None)
+
+    def recv(self, out: Any, source: int, *, timeout: float | None = None) -> Any:
+        """Receive the next message of a rank into out; returns out.
+
+        A timeout before anything arrived leaves the group sound and the message to the next recv.
+        """
+        operation = self._post(writing(out, "recv"), "source", source, False, None, False)
+        try:
+            self._runner.finish(operation, self.timeout if timeout is None else timeout)
+        except TimeoutError:
+            if not self._runner.withdraw(operation):  # it has begun to arrive: see it through
+                self._runner.finish(operation)
+                return out
+            raise
+        return out
+
+    def recv_async(self, out: Any, source: int, *, timeout: float | None = None) -> Handle:
+        """As `recv`, returning at once; its timeout gives the operation up and breaks the group."""
+        operation = self._post(writing(out, "recv"), "source", source, False, timeout, True)
+        return Handle(self._runner, operation, out)
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Leave: local, bounded and idempotent. Operations that are under way here are given up."""
+        self._close("")
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(_why_left(error))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The last operations of this rank, oldest first: what the recorder holds."""
+        return recorder.rows(self._runner.engine.records())
+
+    def _close(self, failed: str) -> None:
+        self._runner.close(failed)
+        self._wiring.close()
+
+    # ---- arguments ----
+
+    def _in_place(
+        self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
+    ) -> _Call:
+        name = collective.label
+        source = writing(x, name) if out is None else reading(x, name)
+        target = source if out is None else self._target(out, source, source.shape, name)
+        self._check_op(op, source, name)
+        self._check_rank(root, "root", name)
+        result = x if out is None else out
+        return _Call(collective, source, target, source.count, result, op, root)
+
+    def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
+        if self.rank == root:
+            return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
+        self._check_rank(root, "root", "reduce")
+        source = reading(x, "reduce")
+        self._check_op(op, source, "reduce")
+        result = x if out is None else out
+        return _Call(Collective.REDUCE, source, _NOTHING, source.count, result, op, root)
+
+    def _allgather(self, x: Any, out: Any) -> _Call:
+        source = reading(x, "allgather")
+        shape = (self.size, *source.shape)
+        result = empty_like(x, shape) if out is None else out
+        target = self._target(result, source, shape, "allgather", apart=True)
+        return _Call(Collective.ALLGATHER, source, target, source.count, result)
+
+    def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
+        source = reading(x, "reduce_scatter")
+        self._check_op(op, source, "reduce_scatter")
+        if not source.shape or source.shape[0] != self.size:
+            raise ValueError(
+                f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
+                f" got shape {source.shape}; reshape x to ({self.size}, -1)"
+            )
+        shape = source.shape[1:]
+        result = empty_like(x, shape) if out is None else out
+        target = self._target(result, source, shape, "reduce_scatter", apart=True)
+        return _Call(Collective.REDUCE_SCATTER, source, target, target.count, result, op)
+
+    def _barrier(self) -> _Call:
+        return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
+
+    def _target(
+        self, out: Any, source: Buffer, shape: tuple[int, ...], name: str, *, apart: bool = False
+    ) -> Buffer:
+        target = writing(out, name)
+        if target.shape != shape or target.dtype != source.dtype:
+            raise ValueError(
+                f"{name} expected out= of shape {shape} and the dtype of x, got shape"
+                f" {target.shape} and {'the same' if target.dtype == source.dtype else 'another'}"
+                " dtype; allocate it like the result"
+            )
+        same = target.address == source.address and not apart
+        if not same and overlap(source, target):
+            raise ValueError(f"{name} got an out= that overlaps x; pass separate memory")
+        return target
+
+    def _check_op(self, op: str, source: Buffer, name: str) -> None:
+        if op not in _OPS:
+            raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
+        if op == "mean" and source.dtype not in FLOATS:
+            raise TypeError(f"{name} cannot give the mean of integers; use op='sum' or cast to float")
+
+    def _check_rank(self, rank: int, what: str, name: str) -> None:
+        if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
+            raise ValueError(f"{name} expected {what}= from 0 to {self.size - 1}, got {rank!r}")
+
+    # ---- running ----
+
+    def _run(
+        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+    ) -> Any:
+        operation = self._submit(call, algorithm, deterministic, timeout, background=False)
+        self._runner.finish(operation)
+        return call.result
+
+    def _begin(
+        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+    ) -> Handle:
+        operation = self._submit(call, algorithm, deterministic, timeout, background=True)
+        return Handle(self._runner, operation, call.result)
+
+    def _submit(
+        self,
+        call: _Call,
+        algorithm: str | None,
+        deterministic: bool,
+        timeout: float | None,
+        *,
+        background: bool,
+    ) -> _core.Operation:
+        self._runner.check()
+        limit = self.timeout if timeout is None else timeout
+        executor = self._executor(call, algorithm, deterministic, limit)
+        return self._runner.start(
+            lambda: self._runner.engine.submit(
+                executor,
+                call.source.address,
+                call.target.address,
+                call.count,
+                call.source.dtype,
+                _OPS[call.op],
+                call.op == "mean",
+                limit,
+                background,
+            ),
+            keep=call,
+        )
+
+    def _executor(
+        self, call: _Call, algorithm: str | None, deterministic: bool, limit: float
+    ) -> _core.Executor:
+        """The bound plan of the algorithm that is chosen; its links are opened at first use."""
+        name = plans.choose(
+            call.collective,
+            self.size,
+            call.source.nbytes,
+            self._wiring.place,
+            deterministic,
+            algorithm=algorithm,
+            root=call.root,
+        )
+        key = (call.collective, name, call.root)
+        found = self._bound.get(key)
+        return found if found is not None else self._bind(key, limit)
+
+    def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:
+        collective, name, root = key
+        with self._binding:
+            plan = plans.build(collective, name, self.size, root)
+            for peer in plan.peers(self.rank):
+                self._wiring.link(peer, limit, self._runner.check)
+            executor = self._runner.engine.bind(core_plan(plan, self.rank), plans.tile_bytes(plan))
+            self._bound[key] = executor
+            return executor
+
+    def _post(
+        self,
+        buffer: Buffer,
+        role: str,
+        peer: int,
+        sends: bool,
+        timeout: float | None,
+        background: bool,
+    ) -> _core.Operation:
+        name = "send" if sends else "recv"
+        self._runner.check()
+        self._check_rank(peer, role, name)
+        if peer == self.rank:
+            raise ValueError(f"{name} needs another rank, got {role}={peer}, which is this one")
+        limit = self.timeout if timeout is None else timeout
+        self._wiring.pair(peer, limit, self._runner.check)
+        # A blocking recv keeps its own time, so that it can be taken back.
+        deadline = limit if sends or background else float("inf")
+        return self._runner.start(
+            lambda: self._runner.engine.post(
+                sends, peer, buffer.address, buffer.count, buffer.dtype, deadline, background
+            ),
+            keep=buffer,
+        )
+
+
+def core_plan(plan: plans.Plan, rank: int) -> _core.Plan:
+    """One rank's part of a plan, for the core."""
+    signals = np.zeros((plan.ranks, _core.SIGNALS), dtype=np.int64)
+    for owner, program in enumerate(plan.programs):
+        used = program["arg"][program["op"] == plans.Op.SIGNAL]
+        np.add.at(signals[owner], used, 1)
+    return _core.make_plan(
+        int(plan.collective),
+        plan.algorithm,
+        rank,
+        plan.ranks,
+        plan.root,
+        plan.hash,
+        plan.chunks,
+        plan.blocks,
+        plan.programs[rank].tobytes(),
+        signals.ravel().tolist(),
+    )
+
+
+def _why_left(error: BaseException | None) -> str:
+    """Empty when the block ended well, else what peers are told."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    message = str(error)
+    return f"it left with {type(error).__name__}" + (f": {message}" if message else "")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an asynchronous call returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commute import _core
+from commute._runner import Runner
+
+
+class Handle:
+    """An operation under way.
+
+    The array of the call belongs to the operation until it is done: neither read nor write it.
+
+    >>> import commute, numpy
+    >>> with commute.init() as world:
+    ...     handle = world.allreduce_async(numpy.ones(3))
+    ...     handle.wait()
+    array([1., 1., 1.])
+    """
+
+    def __init__(self, runner: Runner, operation: _core.Operation, result: Any) -> None:
+        self._runner = runner
+        self._operation = operation
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The result of the call, once it is there.
+
+        Raises:
+            OperationTimeoutError: it is not there after `timeout` seconds; the operation goes on,
+                and `wait` can be called again. (The `timeout=` of the call itself gives it up.)
+            PeerLostError, MismatchError, AbandonedError, ClosedError: as the blocking call.
+        """
+        self._runner.finish(self._operation, timeout)
+        return self._result
+
+    def done(self) -> bool:
+        """Whether `wait` returns or raises at once."""
+        return self._operation.finished
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "under way"
+        return f"<Handle of {self._operation.describe()}, {state}>"

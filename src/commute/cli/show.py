@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`commute show plan ring --ranks 4`: a plan as text that a person can read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+
+_DESCRIPTION = """\
+Show the plan of an algorithm: what each rank sends, receives and adds, step by step. The plan is
+the very data that is executed, and is verified before it is shown.
+
+  commute show plan ring --ranks 4                       allreduce by a ring of four
+  commute show plan halving-doubling --ranks 6 --rank 5  what rank 5 of six does
+  commute show plan tree --collective broadcast --ranks 8 --root 3"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `commute show`."""
+    made = argparse.ArgumentParser(prog="commute show", allow_abbrev=False)
+    things = made.add_subparsers(dest="thing", metavar="WHAT", required=True)
+    plan = things.add_parser(
+        "plan",
+        help="the instructions of one algorithm",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    plan.add_argument("algorithm", help="its name, such as ring or tree")
+    plan.add_argument("--ranks", type=int, default=4, metavar="N", help="how many (default 4)")
+    plan.add_argument("--collective", default="allreduce", metavar="NAME", help="(allreduce)")
+    plan.add_argument("--root", type=int, default=0, metavar="RANK", help="where it has one (0)")
+    plan.add_argument("--rank", type=int, metavar="RANK", help="show this rank only")
+    return made
+
+
+def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    from commute.plan import build, show
+
+    if options.rank is not None and not 0 <= options.rank < options.ranks:
+        print(f"commute show: there is no rank {options.rank} of {options.ranks}", file=sys.stderr)
+        return 2
+    try:
+        plan = build(options.collective, options.algorithm, options.ranks, options.root)
+    except ValueError as error:
+        print(f"commute show: {error}", file=sys.stderr)
+        return 2
+    sys.stdout.write(show(plan, options.rank))
+    return 0

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links to the other members of a world: a listener and a dialler on a thread of their own.
+
+A link is known by (peer, purpose) and opened at first use; either side may dial. After the
+handshake the acceptor answers one status byte:
+
+    1 ACCEPTED   this connection is the link
+    2 YIELD      yours lost: mine is on its way to you
+    (closed)     refused: unknown peer, epoch or purpose, or the link exists already
+
+When both dial at once the higher rank's dial wins:
+
+    absent --dial--> dialling --TCP connected--> introduced --ACCEPTED--> ready --asked--> taken
+       \\--a dial of the peer is accepted------------------------------->/
+
+    A peer's dial that arrives is accepted when the link is absent or dialling (our own attempt
+    is dropped: it has said nothing yet), and when it is introduced and the peer's rank is higher.
+    It is answered YIELD when our rank is higher and our own dial is introduced, or has made the
+    link already. Otherwise, when ready or taken, it is refused as a duplicate, unless the ready
+    one turns out to be dead.
+
+    So a higher rank that has introduced itself never accepts, and a lower rank always does: both
+    sides settle on one connection, whatever the timing. A lower rank that was told to yield dials
+    again if nothing came (the winner's attempt may have failed).
+
+Threads: the loop thread owns the links and the gate; other threads reach them by `run`, and take
+a ready socket under `_lock`. The thread is a daemon, so a process can end without close().
+Ownership: a socket belongs to the connector until `connect` returns its descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import enum
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from commute._errors import AuthenticationError, ClosedError, OperationTimeoutError
+from commute.cluster.addresses import format_address
+from commute.cluster.auth import (
+    HandshakeError,
+    Introduction,
+    Purpose,
+    Role,
+    check_token,
+    read_exactly,
+)
+from commute.cluster.control import Member
+from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, dial, listen
+
+__all__ = ["Connector"]
+
+ACCEPTED: Final = b"\1"
+YIELD: Final = b"\2"
+# Ctrl-C, and the caller's own reasons to stop, are noticed this soon.
+SLICE_SECONDS: Final = 0.1
+CLOSE_SECONDS: Final = 2.0
+RETRY_SECONDS_MAX: Final = 0.5
+# A winner's dial takes milliseconds; this long without it, its attempt has failed.
+YIELD_SECONDS: Final = 2.0
+
+_LINK_PURPOSES: Final = frozenset({Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL})
+_T = TypeVar("_T")
+
+
+class _State(enum.Enum):
+    ABSENT = "absent"
+    DIALLING = "dialling"
+    INTRODUCED = "introduced"
+    READY = "ready"
+    TAKEN = "taken"
+
+
+class _Link:
+    """One link, as the loop thread sees it; `ready` is set while connection is."""
+
+    def __init__(self) -> None:
+        self.state = _State.ABSENT
+        self.connection: socket.socket | None = None
+        self.dialled = False  # we dialled the connection that made the link
+        self.ready = asyncio.Event()
+        # A call that was interrupted takes a moment to let go; the next one waits for it.
+        self.opening = asyncio.Lock()
+        self.failure = "no attempt was made"
+
+    def settle(self, connection: socket.socket, *, dialled: bool) -> None:
+        assert self.connection is None
+        self.connection = connection
+        self.dialled = dialled
+        self.state = _State.READY
+        self.ready.set()
+
+    def take(self) -> socket.socket:
+        if self.connection is None:
+            raise ValueError("the link is taken already")
+        connection, self.connection = self.connection, None
+        self.state = _State.TAKEN
+        return connection
+
+    def drop(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+        self.dialled = False
+        self.state = _State.ABSENT
+        self.ready.clear()
+
+
+class Connector:
+    """The links of one member of one world.
+
+    `join` makes it, in three steps: the thread, then `listen` once the route to the coordinator
+    is known, then `admit_members` once the world is formed.
+    """
+
+    def __init__(self, *, rank: int, token: str, run: str) -> None:
+        self._rank = rank
+        self._run = run
+        self._key = check_token(token)
+        self._members: dict[int, Member] = {}
+        self._epoch = 0
+        self._links: dict[tuple[int, Purpose], _Link] = {}
+        self._gate: Gate | None = None
+        self._closed = False
+        self._take_control: Callable[[int, int], None] | None = None
+        # Held to pass a ready socket from the loop thread to a caller.
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._formed = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run_loop, name=f"commute-connector-{rank}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """How many connections to this member were not let in."""
+        return self._gate.refused if self._gate is not None else 0
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, _T],
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> _T:
+        """Run on the loop thread and wait for the result.
+
+        The wait is cut into slices: between them Ctrl-C works and `check` may raise; the work is
+        cancelled then.
+        """
+        if self._closed or not self._thread.is_alive():
+            work.close()
+            raise ClosedError("the links of this group are closed; make a new group with init()")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not concurrent.futures.wait([future], timeout=SLICE_SECONDS).done:
+                if check is not None:
+                    check()
+                if not self._thread.is_alive():
+                    break
+            if not future.done() or future.cancelled():
+                raise ClosedError("the group was closed while this call waited")
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def listen(self, host: str) -> tuple[str, int]:
+        """Listen for the other members; on the loop thread. Raises OSError."""
+        listener = listen(host)
+        self._gate = Gate(listener, self._key, self._run, self._admit)
+        bound, port = listener.getsockname()[:2]
+        return str(bound), int(port)
+
+    async def admit_members(self, members: tuple[Member, ...], epoch: int) -> None:
+        """From now on links to and from these members are made; on the loop thread."""
+        self._members = {member.rank: member for member in members}
+        self._epoch = epoch
+        self._formed.set()
+
+    def connect(
+        self,
+        peer: int,
+        purpose: int,
+        deadline: float,
+        check: Callable[[], None] | None = None,
+    ) -> int:
+        """The descriptor of the link to a peer: connected, authenticated, non-blocking.
+
+        It blocks until the link is there. The descriptor belongs to the caller, who gets it only
+        once: a link is not opened twice. After an interrupted call it can be asked for again.
+
+        Args:
+            deadline: by time.monotonic().
+            check: called at least every 100 ms; what it raises ends the wait.
+
+        Raises:
+            OperationTimeoutError: the deadline passed; the message says what the last attempt met.
+            AuthenticationError: what listens at the peer's address does not hold the token.
+            ClosedError: the connector is closed.
+        """
+        if peer == self._rank or peer not in self._members:
+            raise ValueError(
+                f"rank {peer} is no other member of this world of {len(self._members)}"
+            )
+        key = (peer, Purpose(purpose))
+        if key[1] not in _LINK_PURPOSES:
+            raise ValueError(f"purpose {purpose} is not for links between members")
+        self.run(self._open(key, deadline), check=check)
+        with self._lock:
+            return self._links[key].take().detach()
+
+    def on_control(self, take: Callable[[int, int], None]) -> None:
+        """From now on every control link goes to take(descriptor, peer) as soon as it is there.
+
+        A control link must be answered from its first moment, whether or not this member has asked
+        for it: the peer that dialled it watches for heartbeats. `take` runs on the loop thread.
+        """
+        self._take_control = take
+        self._loop.call_soon_threadsafe(self._pass_control)
+
+    def connect_control(
+        self, peer: int, deadline: float, check: Callable[[], None] | None = None
+    ) -> None:
+        """Make sure that there is a control link to a peer; it goes where `on_control` says."""
+        self.run(self._open((peer, Purpose.CONTROL), deadline), check=check)
+
+    def _pass_control(self) -> None:
+        for (peer, purpose), link in self._links.items():
+            if purpose is Purpose.CONTROL and link.state is _State.READY and self._take_control:
+                with self._lock:
+                    self._take_control(link.take().detach(), peer)
+
+    def close(self) -> None:
+        """End the thread and everything it holds, within 2 s; idempotent.
+
+        Descriptors that `connect` returned are not touched.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # After a fork the thread does not exist in the child, and the sockets are the parent's.
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._shut_down())
+        finally:
+            self._loop.close()
+
+    async def _shut_down(self) -> None:
+        if self._gate is not None:
+            await self._gate.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in self._links.values():
+            link.drop()
+
+    # The peer dials
+
+    async def _admit(self, connection: socket.socket, introduction: Introduction) -> None:
+        """Decide on a peer's dial; raising HandshakeError refuses it."""
+        # A peer may have heard of the world before we have.
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            await self._formed.wait()
+        link = self._link_of(introduction)
+        with self._lock:
+            status = self._decide(link, introduction.rank)
+            if status == ACCEPTED:
+                link.settle(connection, dialled=False)
+        # One byte into an empty socket buffer: this does not wait.
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(connection, status)
+        if status == YIELD:
+            connection.close()
+        self._pass_control()
+
+    def _link_of(self, introduction: Introduction) -> _Link:
+        if introduction.role is not Role.MEMBER or introduction.purpose not in _LINK_PURPOSES:
+            raise HandshakeError(f"purpose {introduction.purpose:d} is not for members")
+        if introduction.target != self._rank:
+            raise HandshakeError(f"it dialled rank {introduction.target}, not {self._rank}")
+        if introduction.epoch != self._epoch:
+            raise HandshakeError(f"epoch {introduction.epoch}, not {self._epoch}")
+        if introduction.rank == self._rank or introduction.rank not in self._members:
+            raise HandshakeError(f"rank {introduction.rank} is no other member")
+        return self._link((introduction.rank, introduction.purpose))
+
+    def _decide(self, link: _Link, peer: int) -> bytes:
+        if link.state is _State.READY and _is_dead(link.connection):
+            link.drop()
+        if self._rank > peer and (link.state is _State.INTRODUCED or link.dialled):
+            return YIELD
+        if link.state in (_State.READY, _State.TAKEN):
+            raise HandshakeError(f"the link of rank {peer} exists already")
+        return ACCEPTED
+
+    def _link(self, key: tuple[int, Purpose]) -> _Link:
+        return self._links.setdefault(key, _Link())
+
+    # We dial
+
+    async def _open(self, key: tuple[int, Purpose], deadline: float) -> None:
+        """Return once the link is ready; give up at the deadline."""
+        link = self._link(key)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())), link.opening:
+                if link.state is _State.TAKEN:
+                    if key[1] is Purpose.CONTROL:
+                        return
+                    name = key[1].name.lower()
+                    raise ValueError(f"the {name} link to rank {key[0]} is taken already")
+                await self._until_ready(key, link)
+                self._pass_control()
+        except TimeoutError:
+            raise OperationTimeoutError(self._describe_failure(key, link)) from None
+
+    async def _until_ready(self, key: tuple[int, Purpose], link: _Link) -> None:
+        pause = 0.02
+        while not link.ready.is_set():
+            attempt = asyncio.ensure_future(self._attempt(key, link))
+            arrival = asyncio.ensure_future(link.ready.wait())
+            try:
+                await asyncio.wait({attempt, arrival}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancel(attempt, arrival)
+            if link.ready.is_set():
+                return
+            yielded = attempt.result()
+            # Whatever we wait for now, a dial of the peer ends the wait.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(YIELD_SECONDS if yielded else pause):
+                    await link.ready.wait()
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    async def _attempt(self, key: tuple[int, Purpose], link: _Link) -> bool:
+        """Dial once, every address of the peer in turn; True when told to yield."""
+        peer, purpose = key
+        introduction = Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
+
+        def connected() -> None:
+            # The peer's dial may have come first, and this attempt not have been stopped yet.
+            if link.state is not _State.DIALLING:
+                raise HandshakeError("the peer's dial came first")
+            link.state = _State.INTRODUCED
+
+        for host, port in self._members[peer].addresses:
+            if link.state is not _State.ABSENT:
+                break
+            link.state = _State.DIALLING
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    if await self._dial(link, host, port, introduction, connected):
+                        return True
+            except HandshakeError as error:
+                link.failure = f"{format_address(host, port)}: {error}"
+                if error.impostor:
+                    raise AuthenticationError(_impostor(peer, host, port)) from None
+            except OSError as error:
+                reason = error.strerror or str(error) or "no answer"
+                link.failure = f"{format_address(host, port)}: {reason.lower()}"
+            finally:
+                # Unless the link was settled meanwhile, there is no attempt any more.
+                if link.state in (_State.DIALLING, _State.INTRODUCED):
+                    link.state = _State.ABSENT
+        return False
+
+    async def _dial(
+        self,
+        link: _Link,
+        host: str,
+        port: int,
+        introduction: Introduction,
+        connected: Callable[[], None],
+    ) -> bool:
+        connection = await dial(host, port, self._key, introduction, on_connected=connected)
+        try:
+            status = await read_exactly(connection, 1)
+        except HandshakeError:
+            connection.close()
+            raise HandshakeError("it refused the link") from None
+        except BaseException:
+            connection.close()
+            raise
+        if status == ACCEPTED and link.state is _State.INTRODUCED:
+            with self._lock:
+                link.settle(connection, dialled=True)
+            return False
+        connection.close()
+        return status == YIELD
+
+    def _describe_failure(self, key: tuple[int, Purpose], link: _Link) -> str:
+        member = self._members[key[0]]
+        return (
+            f"no link to rank {member.rank} (pid {member.pid} on {member.host}) before the"
+            f" deadline: {link.failure}; check that this host can reach that address"
+        )
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _impostor(peer: int, host: str, port: int) -> str:
+    return (
+        f"what listens on {format_address(host, port)} is not rank {peer} of this job; check that"
+        " the address it advertises is its own"
+    )
+
+
+def _is_dead(connection: socket.socket | None) -> bool:
+    """Whether the other end of a link that nobody uses yet has closed it."""
+    if connection is None:
+        return True
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

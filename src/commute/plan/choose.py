@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which algorithm: the one place where it is chosen, by size and by place.
+
+The place is what the ranks of a group have between them: "tcp" (links that carry messages) or
+"memory" (all on one host, and able to read each other's outboxes).
+
+All ranks choose alike, because the choice depends on nothing that only one of them knows.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .algorithms import algorithms, build
+from .instructions import Collective, Space
+from .plan import Plan
+from .verify import verify
+
+PLACES = ("tcp", "memory")
+
+# Below this an allreduce is a matter of steps, above it of bytes.
+SMALL_BYTES = 64 << 10
+# Up to so many ranks the two steps through one rank are the quickest; beyond, that rank is a
+# bottleneck, and 2 log2 n steps between pairs are better.
+FEW_RANKS = 4
+# A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
+CHUNK_BYTES = 256 << 10
+
+
+def tile_bytes(plan: Plan) -> int:
+    """How much of each block one tile covers."""
+    return plan.chunks * CHUNK_BYTES
+
+
+@lru_cache(maxsize=64)  # asked on every call
+def candidates(collective: Collective | str, place: str) -> tuple[str, ...]:
+    """The algorithms that work between ranks at this place."""
+    if place not in PLACES:
+        raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
+    names = algorithms(collective)
+    if place == "memory":
+        return names
+    return tuple(name for name in names if not _needs_memory(collective, name))
+
+
+@lru_cache(maxsize=64)
+def _needs_memory(collective: Collective | str, algorithm: str) -> bool:
+    # The blocks of a plan do not depend on how many ranks it is for.
+    return build(collective, algorithm, 2).blocks[Space.OUTBOX] > 0
+
+
+@lru_cache(maxsize=256)
+def in_rank_order(collective: Collective | str, algorithm: str, ranks: int, root: int = 0) -> bool:
+    """Whether the verifier proves that this plan adds up in rank order."""
+    return verify(build(collective, algorithm, ranks, root)).rank_order
+
+
+def choose(
+    collective: Collective | str,
+    ranks: int,
+    nbytes: int,
+    place: str,
+    deterministic: bool = False,
+    *,
+    algorithm: str | None = None,
+    root: int = 0,
+) -> str:
+    """The name of the algorithm to run.
+
+    Args:
+        nbytes: bytes of the array, or of one block where it has one per rank.
+        deterministic: only plans that are proved to add up in rank order.
+        algorithm: the one that the user asks for; it is returned if it can be had.
+
+    Raises:
+        ValueError: there is no such algorithm, or not here, or none that is deterministic.
+    """
+    found = Collective.named(collective)
+    names = candidates(found, place)
+    if algorithm is not None:
+        return _forced(found, ranks, names, algorithm, deterministic, root)
+    if not deterministic:
+        return _quickest(found, ranks, nbytes, names)
+    # gather-to-root first: its proof is the cheapest to get.
+    for name in sorted(names, key=lambda name: name != "gather-to-root"):
+        if in_rank_order(found, name, ranks, root):
+            return name
+    raise ValueError(_no_order(found, ranks, None, []))
+
+
+def _quickest(collective: Collective, ranks: int, nbytes: int, names: tuple[str, ...]) -> str:
+    if collective is not Collective.ALLREDUCE:
+        return names[0]
+    if nbytes > SMALL_BYTES:
+        return "ring"
+    return "gather-to-root" if ranks <= FEW_RANKS else "halving-doubling"
+
+
+def _forced(
+    collective: Collective,
+    ranks: int,
+    names: tuple[str, ...],
+    algorithm: str,
+    deterministic: bool,
+    root: int,
+) -> str:
+    if algorithm not in names:
+        elsewhere = algorithm in algorithms(collective)
+        problem = "needs shared memory between all ranks" if elsewhere else "is not known"
+        known = ", ".join(names)
+        raise ValueError(f"{collective.label} by {algorithm!r} {problem}; choose from {known}")
+    if deterministic and not in_rank_order(collective, algorithm, ranks, root):
+        proved = [name for name in names if in_rank_order(collective, name, ranks, root)]
+        raise ValueError(_no_order(collective, ranks, algorithm, proved))
+    return algorithm
+
+
+def _no_order(collective: Collective, ranks: int, algorithm: str | None, proved: list[str]) -> str:
+    by = f"{collective.label} by {algorithm!r}" if algorithm else f"no plan of {collective.label}"
+    verb = "does not add" if algorithm else "adds"
+    instead = f"choose from {', '.join(proved)}" if proved else "leave deterministic out"
+    return f"{by} on {ranks} ranks {verb} up in rank order, as deterministic asks; {instead}"

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instructions of which plans are made: the bytes that Python writes and C++ executes.
+
+An instruction is 32 bytes, little endian, in this order:
+
+    op u1, lane u1, flags u1, dep_lane u1 (255: none), dep_step u4,
+    peer i4 (-1: none), peer2 i4 (-1: none), src_space u1, dst_space u1 (255: none), count u2,
+    src u4, dst u4, arg u4
+
+A field that an op does not use holds zero, or none where there is a none. The table `FORMS` says
+which op uses which field; the verifier refuses everything else.
+
+How instructions run. A rank's program is sorted by lane. A lane runs its instructions in order,
+one at a time, tile after tile; lanes do not wait for each other. The place of an instruction in
+its lane is its step. An instruction begins when its lane has reached it and, if it names one, when
+step `dep_step` of lane `dep_lane` has ended in the same tile.
+
+    send              src -> peer, one message
+    recv              dst = message from peer
+    recv_reduce       dst = src (+) message from peer; src and dst may be the same chunks
+    recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
+    copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
+    reduce_many       dst = outbox of rank 0 (+) outbox of rank 1 (+) ..., always in rank order
+                      ALSO_OUTBOX: stores a second time, into the own outbox at chunk `arg`
+                      STREAMING: stores past the cache
+    put               own outbox at dst = src
+    signal            own counter `arg` += 1, seen by all ranks that share memory
+    wait              until peer's counter (arg & 0xffff) has reached, with lag = arg >> 16,
+                      (tile - lag) * (signals of that counter per tile) + src;
+                      the own rank is allowed: so a lane waits for another one's earlier tile
+
+Messages from rank a to rank b are matched by order: the k-th one sent in a tile is the k-th one
+received. That order is static because each direction a -> b has one lane on either side.
+
+Operands are runs of `count` chunks of a space, see chunk.py. IN is the user's input and is never
+written. OUT is the user's output, or the array worked on in place. SCRATCH is private and is
+reused by every tile. OUTBOX is a rank's own memory that ranks on the same host can read; it has
+`SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Program = NDArray[np.void]
+
+INSTRUCTION = np.dtype(
+    [
+        ("op", "u1"),
+        ("lane", "u1"),
+        ("flags", "u1"),
+        ("dep_lane", "u1"),
+        ("dep_step", "<u4"),
+        ("peer", "<i4"),
+        ("peer2", "<i4"),
+        ("src_space", "u1"),
+        ("dst_space", "u1"),
+        ("count", "<u2"),
+        ("src", "<u4"),
+        ("dst", "<u4"),
+        ("arg", "<u4"),
+    ]
+)
+
+NO_LANE = 255
+NO_PEER = -1
+SLOTS = 2  # of an outbox
+COUNTERS = 8  # of a rank; they share one cache line
+
+
+class Op(IntEnum):
+    SEND = 0
+    RECV = 1
+    RECV_REDUCE = 2
+    RECV_REDUCE_SEND = 3
+    COPY = 4
+    REDUCE_MANY = 5
+    PUT = 6
+    SIGNAL = 7
+    WAIT = 8
+
+
+class Space(IntEnum):
+    IN = 0
+    OUT = 1
+    SCRATCH = 2
+    OUTBOX = 3
+    NONE = 255
+
+
+class Flag(IntFlag):
+    STREAMING = 1
+    ALSO_OUTBOX = 2
+
+
+class Collective(IntEnum):
+    BARRIER = 0
+    BROADCAST = 1
+    REDUCE = 2
+    ALLREDUCE = 3
+    ALLGATHER = 4
+    REDUCE_SCATTER = 5
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @property
+    def rooted(self) -> bool:
+        return self in (Collective.BROADCAST, Collective.REDUCE)
+
+    @classmethod
+    def named(cls, name: Collective | str) -> Collective:
+        """The collective of this name, for callers that hold either."""
+        if isinstance(name, Collective):
+            return name
+        for member in cls:
+            if member.label == name:
+                return member
+        known = ", ".join(member.label for member in cls)
+        raise ValueError(f"collective {name!r} has no plans; known are {known}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which fields an op uses, and with which values."""
+
+    src: tuple[Space, ...] = ()
+    dst: tuple[Space, ...] = ()
+    sends: bool = False
+    receives: bool = False
+    flags: int = 0
+
+
+_PRIVATE = (Space.IN, Space.OUT, Space.SCRATCH)
+_WRITABLE = (Space.OUT, Space.SCRATCH)
+
+FORMS: dict[Op, Form] = {
+    Op.SEND: Form(src=_PRIVATE, sends=True),
+    Op.RECV: Form(dst=_WRITABLE, receives=True),
+    Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True),
+    Op.RECV_REDUCE_SEND: Form(src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True),
+    Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE),
+    Op.REDUCE_MANY: Form(
+        src=(Space.OUTBOX,), dst=_WRITABLE, flags=int(Flag.STREAMING | Flag.ALSO_OUTBOX)
+    ),
+    Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,)),
+    Op.SIGNAL: Form(),
+    Op.WAIT: Form(),
+}
+
+
+def describe(instruction: Any) -> str:
+    """One instruction in words, as it appears in `show` and in the verifier's errors."""
+    if int(instruction["op"]) not in Op._value2member_map_:
+        return f"op {int(instruction['op'])}"
+    op = Op(int(instruction["op"]))
+    peer, peer2 = int(instruction["peer"]), int(instruction["peer2"])
+    arg = int(instruction["arg"])
+    src = _run(instruction, "src")
+    dst = _run(instruction, "dst")
+    if op is Op.SEND:
+        return f"send {src} -> {peer}"
+    if op is Op.RECV:
+        return f"recv {dst} <- {peer}"
+    if op in (Op.RECV_REDUCE, Op.RECV_REDUCE_SEND):
+        into = dst if src == dst else f"{dst} = {src} +"
+        onwards = f" -> {peer2}" if op is Op.RECV_REDUCE_SEND else ""
+        return f"{op.name.lower()} {into} <- {peer}{onwards}"
+    if op is Op.COPY:
+        whose = f" of {peer}" if peer != NO_PEER else ""
+        return f"copy {dst} = {src}{whose}"
+    if op is Op.REDUCE_MANY:
+        again = f" and OUTBOX[{arg}]" if int(instruction["flags"]) & Flag.ALSO_OUTBOX else ""
+        return f"reduce_many {dst}{again} = {src} of all"
+    if op is Op.PUT:
+        return f"put {dst} = {src}"
+    if op is Op.SIGNAL:
+        return f"signal {arg}"
+    lag = f", {arg >> 16} tiles ago" if arg >> 16 else ""
+    return f"wait for signal {arg & 0xFFFF} #{int(instruction['src'])} of {peer}{lag}"
+
+
+def _run(instruction: Any, side: str) -> str:
+    space, first = int(instruction[f"{side}_space"]), int(instruction[side])
+    count = int(instruction["count"])
+    name = Space(space).name if space in Space._value2member_map_ else f"space {space}"
+    return f"{name}[{first}]" if count == 1 else f"{name}[{first}:{first + count}]"

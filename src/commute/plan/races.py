@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No two unordered accesses to one chunk: the third part of the verifier.
+
+An instruction touches its chunks from its begin to its end. Two instructions that touch the same
+chunk, one of them writing, must be ordered: one has ended before the other begins.
+
+Which chunks are the same? IN and OUT of different tiles are different memory, and arrows within a
+tile are the same in every tile, so one tile is enough for them. SCRATCH is the same memory in all
+tiles: an access is checked against those of the next tile, and lane order carries that on to all
+later ones. OUTBOX chunks are the same memory SLOTS tiles later. No path between two tiles leaves
+the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. Tiles are
+numbered across calls, so this covers one call and the next as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .form import Ints, Table
+from .instructions import SLOTS, Flag, Op, Space
+from .order import Clocks
+from .plan import PlanError
+
+Accesses = tuple[Ints, Ints, Ints, Ints]  # instruction, space, place (see `places`), writes
+
+
+def tiles_to_unroll(table: Table) -> int:
+    if table.plan.blocks[Space.OUTBOX]:
+        return SLOTS + 1
+    scratch = (table["dst_space"] == Space.SCRATCH) | (table["src_space"] == Space.SCRATCH)
+    return 2 if scratch.any() else 1
+
+
+def places(table: Table, rank: Ints, space: Ints, chunk: Ints) -> Ints:
+    """One number for each chunk of each space of each rank."""
+    sizes = np.array(table.plan.blocks) * table.plan.chunks
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    return np.asarray(rank * start[-1] + start[space] + chunk)
+
+
+def accesses(table: Table) -> Accesses:
+    """Who touches what in one tile."""
+    ranks = table.plan.ranks
+    many = table["op"] == Op.REDUCE_MANY
+    also = many & (table["flags"] & Flag.ALSO_OUTBOX != 0)
+    of_peer = (table["op"] == Op.COPY) & (table["src_space"] == Space.OUTBOX)
+    owner = np.where(of_peer, table["peer"], table.rank)
+    reads = (table["src_space"] != Space.NONE) & ~many
+    writes = table["dst_space"] != Space.NONE
+    found: list[Accesses] = []
+
+    def add(chosen: Ints, rank: Ints, space: Ints, chunk: Ints, write: int) -> None:
+        i, offset = table.expand(chosen)
+        place = places(table, rank[i], space[i], chunk[i] + offset)
+        found.append((i, space[i], place, np.full(len(i), write)))
+
+    add(np.flatnonzero(reads), owner, table["src_space"], table["src"], 0)
+    add(np.flatnonzero(writes), table.rank, table["dst_space"], table["dst"], 1)
+    outbox = np.full(len(table), int(Space.OUTBOX))
+    add(np.flatnonzero(also), table.rank, outbox, table["arg"], 1)
+    if many.any():
+        for rank in range(ranks):
+            add(np.flatnonzero(many), np.full(len(table), rank), outbox, table["src"], 0)
+    instruction, space, place, write = (
+        np.concatenate(column) for column in zip(*found, strict=True)
+    )
+    return instruction, space, place, write
+
+
+def check_races(clocks: Clocks) -> None:
+    table = clocks.order.table
+    who, place, tile, write = _unrolled(table, clocks.tiles)
+    if len(who) == 0:
+        return
+    # By place, then in an order in which it can happen; so only neighbours need a look: a read and
+    # the writes around it, a write and the write before it. The rest follows from these.
+    by_time = np.lexsort((write, clocks.order.level[who], tile, place))
+    who, place, tile, write = who[by_time], place[by_time], tile[by_time], write[by_time]
+    index = np.arange(len(who))
+    last = np.maximum.accumulate(np.where(write == 1, index, -1))
+    last = np.concatenate([[-1], last[:-1]])
+    backwards = np.where(write == 1, index, len(who))[::-1]
+    following = np.minimum.accumulate(backwards)[::-1]
+    following = np.concatenate([following[1:], [len(who)]])
+
+    with_last = index[(last >= 0) & (place[last] == place)]
+    near = np.minimum(following, len(who) - 1)
+    with_next = index[(write == 0) & (following < len(who)) & (place[near] == place)]
+    one = np.concatenate([last[with_last], with_next])
+    other = np.concatenate([with_last, following[with_next]])
+    same = (who[one] == who[other]) & (tile[one] == tile[other])
+    one, other = one[~same], other[~same]
+    ordered = clocks.ended_before(who[one], tile[one], who[other], tile[other])
+    if not ordered.all():
+        pair = int(np.argmin(ordered))
+        a, b = int(one[pair]), int(other[pair])
+        raise PlanError(_race(table, int(who[a]), int(who[b]), int(tile[b] - tile[a])))
+
+
+def _unrolled(table: Table, tiles: int) -> Accesses:
+    instruction, space, place, write = accesses(table)
+    size = table.plan.ranks * sum(table.plan.blocks) * table.plan.chunks
+    columns: list[Accesses] = []
+    for tile in range(tiles):
+        here = np.ones(len(space), dtype=bool) if tile == 0 else space >= Space.SCRATCH
+        slot = np.where(space == Space.OUTBOX, tile % SLOTS, 0)
+        memory = place + slot * size
+        number = np.full(len(space), tile)
+        columns.append((instruction[here], memory[here], number[here], write[here]))
+    who, memory, when, wrote = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return who, memory, when, wrote
+
+
+def _race(table: Table, a: int, b: int, gap: int) -> str:
+    later = "" if gap == 0 else f" {gap} tile{'s' * (gap > 1)} later"
+    return f"race: {table.where(a)} and{later} {table.where(b)} touch the same chunk in no order"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm is proved for every number of ranks, and is what the textbook says it is."""
+
+from fractions import Fraction
+from math import ceil, log2
+
+import numpy as np
+import pytest
+
+from commute.plan import Collective, Op, algorithms, build, verify
+
+ALL = [(collective, name) for collective in Collective for name in algorithms(collective)]
+
+
+def some_roots(collective: Collective, ranks: int) -> list[int]:
+    if not collective.rooted:
+        return [0]
+    if ranks <= 9:
+        return list(range(ranks))
+    return [0, 1, ranks // 2, ranks - 1]
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_proved_from_1_to_33_ranks(collective: Collective, name: str) -> None:
+    """The verifier passes, for every number of ranks and every root (a few above 9 ranks)."""
+    for ranks in range(1, 34):
+        for root in some_roots(collective, ranks):
+            report = verify(build(collective, name, ranks, root))
+
+            assert report.instructions == sum(map(len, build(collective, name, ranks).programs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [64, 128])
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_proved_at_64_and_128_ranks(collective: Collective, name: str, ranks: int) -> None:
+    """The verifier passes at sizes where its time begins to matter."""
+    for root in some_roots(collective, ranks):
+        verify(build(collective, name, ranks, root))
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_proved_with_links_that_hold_messages(collective: Collective, name: str) -> None:
+    """What works over links that hold nothing works over those that hold some."""
+    for ranks in (2, 3, 5, 8):
+        for depth in (1, 2, 7):
+            verify(build(collective, name, ranks), depth)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8, 16, 33])
+def test_ring_is_bandwidth_optimal(ranks: int) -> None:
+    """Patarasuk and Yuan 2009: 2(n-1) steps, and per phase (n-1)/n of the data on every link."""
+    plan = build("allreduce", "ring", ranks)
+    following = {(rank, (rank + 1) % ranks) for rank in range(ranks)}
+    shares = {Fraction(chunks, plan.chunks) for chunks in plan.links().values()}
+
+    assert verify(plan).steps == 2 * (ranks - 1)
+    assert set(plan.links()) == following
+    assert shares == {2 * Fraction(ranks - 1, ranks)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 32, 64])
+def test_halving_doubling_takes_2_log2_n_steps(ranks: int) -> None:
+    """Rabenseifner 2004: 2 log2 n steps, each rank sends 2(n-1)/n of the data."""
+    plan = build("allreduce", "halving-doubling", ranks)
+    sent = [0] * ranks
+    for (rank, _), chunks in plan.links().items():
+        sent[rank] += chunks
+
+    assert verify(plan).steps == 2 * log2(ranks)
+    assert {Fraction(chunks, plan.chunks) for chunks in sent} == {2 * Fraction(ranks - 1, ranks)}
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12, 33])
+def test_halving_doubling_folds_extra_ranks(ranks: int) -> None:
+    """With any other number, two more steps, one before and one after."""
+    core = 1 << (ranks.bit_length() - 1)
+
+    assert verify(build("allreduce", "halving-doubling", ranks)).steps == 2 * log2(core) + 2
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 64])
+def test_tree_has_2_log2_n_levels(ranks: int) -> None:
+    """Binomial tree up and down: 2 log2 n levels, 2(n-1) messages."""
+    report = verify(build("allreduce", "tree", ranks))
+
+    assert report.steps == 2 * log2(ranks)
+    assert report.messages == 2 * (ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8, 15])
+def test_tree_streams_upwards(ranks: int) -> None:
+    """An inner rank passes on while it adds, so it never sends a whole array upwards by itself."""
+    plan = build("allreduce", "tree", ranks)
+    for rank in range(2, ranks, 2):
+        program = plan.programs[rank]
+        if rank + 1 < ranks:
+            assert np.count_nonzero(program["op"] == Op.RECV_REDUCE_SEND) == 1
+            assert rank & (rank - 1) not in program["peer"][program["op"] == Op.SEND]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 32])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_binomial_takes_log2_n_steps(collective: str, ranks: int) -> None:
+    """log2 n steps and n-1 messages, each rank but the root on one end of exactly one upward."""
+    report = verify(build(collective, "binomial", ranks, root=ranks - 1))
+
+    assert report.steps == log2(ranks)
+    assert report.messages == ranks - 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9, 33])
+def test_barrier_takes_ceil_log2_n_steps(ranks: int) -> None:
+    """Hensgen, Finkel and Manber 1988: dissemination takes ceil(log2 n) steps for every n."""
+    assert verify(build("barrier", "dissemination", ranks)).steps == ceil(log2(ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
+def test_rings_of_blocks_take_n_minus_1_steps(collective: str, ranks: int) -> None:
+    """n-1 steps, and n-1 blocks on every link."""
+    plan = build(collective, "ring", ranks)
+
+    assert verify(plan).steps == ranks - 1
+    assert set(plan.links().values()) == {(ranks - 1) * plan.chunks}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9, 33])
+def test_who_adds_in_rank_order(ranks: int) -> None:
+    """gather-to-root and one-shot do for every number of ranks; the ring never does."""
+    order = {name: verify(build("allreduce", name, ranks)).rank_order for name in
+             algorithms("allreduce")}  # fmt: skip
+
+    assert order["gather-to-root"]
+    assert order["one-shot"]
+    assert not order["ring"]
+    assert not order["halving-doubling"]
+
+
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_one_rank_has_next_to_nothing_to_do(collective: Collective, name: str) -> None:
+    """Alone, a rank sends nothing; allgather and reduce_scatter copy IN to OUT."""
+    plan = build(collective, name, 1)
+    copies = collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER)
+
+    assert set(plan.programs[0]["op"].tolist()) == ({int(Op.COPY)} if copies else set())

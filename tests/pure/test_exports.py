@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public names are promises; importing them is quick and has no side effects."""
+
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import commute
+
+PUBLIC = {
+    # the job
+    *("init", "Group", "Handle"),
+    # errors
+    *("AbandonedError", "AuthenticationError", "ClosedError", "CommuteError", "ForkedError"),
+    *("JoinError", "MismatchError", "OperationTimeoutError", "PeerLostError"),
+    "__version__",
+}
+
+# Runs in a fresh interpreter. NumPy starts threads of its own, so it is imported before the count.
+REPORT = """
+import os, json, sys, time
+
+def state():
+    own = f"/proc/{os.getpid()}"
+    files = [os.readlink(f"{own}/fd/{fd}") for fd in os.listdir(f"{own}/fd")
+             if os.path.exists(f"{own}/fd/{fd}") or os.path.islink(f"{own}/fd/{fd}")]
+    return {
+        "threads": len(os.listdir(f"{own}/task")),
+        "children": open(f"{own}/task/{os.getpid()}/children").read().split(),
+        "sockets": sum(name.startswith(("socket:", "anon_inode:")) for name in files),
+    }
+
+began = time.perf_counter()
+import numpy, msgspec
+before = state()
+between = time.perf_counter()
+import commute
+ended = time.perf_counter()
+print(json.dumps({
+    "before": before, "after": state(), "modules": sorted(sys.modules),
+    "own_ms": (ended - between) * 1e3, "whole_ms": (ended - began) * 1e3,
+}))
+"""
+
+
+def report() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT], capture_output=True, text=True, check=True, timeout=30
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    return report()
+
+
+def test_public_names_are_pinned() -> None:
+    """`commute.__all__` is the list above, sorted; adding a name is a decision made here."""
+    assert set(commute.__all__) == PUBLIC
+    assert list(commute.__all__) == sorted(commute.__all__)
+    assert len(PUBLIC) <= 25
+
+
+def test_nothing_public_is_left_out_of_all() -> None:
+    """A name without an underscore that is no module is either in __all__ or not there."""
+    stray = {
+        name
+        for name, value in vars(commute).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name not in PUBLIC
+    }
+
+    assert not stray
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_each_public_name_is_documented_and_at_home(name: str) -> None:
+    """Each has a docstring and says that it lives in `commute`, not in a private module."""
+    value = getattr(commute, name)
+
+    assert inspect.getdoc(value)
+    assert not name.endswith("Error") or issubclass(value, commute.CommuteError)
+
+
+def test_import_brings_no_heavy_modules(imported: dict[str, Any]) -> None:
+    """What only some callers need is imported by those who need it."""
+    heavy = {"torch", "jax", "ml_dtypes", "matplotlib", "rich", "mpi4py", "asyncio", "argparse"}
+
+    assert heavy.isdisjoint(imported["modules"])
+
+
+def test_import_has_no_side_effects(imported: dict[str, Any]) -> None:
+    """`import commute` starts no thread and no process, and opens no socket."""
+    assert imported["after"] == imported["before"]
+
+
+def test_import_is_quick(imported: dict[str, Any]) -> None:
+    """`import commute` takes under 150 ms, NumPy included; the best of three on a busy machine."""
+    times = [imported["whole_ms"], report()["whole_ms"], report()["whole_ms"]]
+
+    assert min(times) < 150.0
