@@ -122,8 +122,11 @@ class Job:
             listener.bind(self.socket_in(self._scratch))
             listener.listen(self.ranks)
             listener.settimeout(0.2)
-            for index, program in enumerate(self._programs):
-                self._processes.append(self._spawn(index, program))
+            try:
+                for index, program in enumerate(self._programs):
+                    self._processes.append(self._spawn(index, program))
+            except OSError as error:
+                raise self._failure(f"could not be started: {error}") from error
             self._accept_all(listener)
 
     def _spawn(self, index: int, program: Program) -> subprocess.Popen[bytes]:

@@ -39,10 +39,11 @@ _PREFIX = "cmb"
 
 
 def require_tools() -> None:
-    missing = [tool for tool in ("ip", "tc", "iperf3") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "iperf3", "setpriv") if shutil.which(tool) is None]
     if missing:
         raise BenchError(
-            f"{', '.join(missing)} not found; install Debian's packages iproute2 and iperf3"
+            f"{', '.join(missing)} not found; "
+            "install Debian's packages iproute2, iperf3 and util-linux"
         )
     if os.geteuid() != 0:
         raise BenchError("network namespaces need root; run this benchmark as root")
@@ -140,7 +141,11 @@ class Hosts:
     def _start_iperf_servers(self) -> None:
         for host in range(self.count):
             server = subprocess.Popen(
-                (*self.inside(host), "iperf3", "-s", "-p", str(IPERF_PORT), "--forceflush"),
+                (
+                    # Ends with this process even when that is killed with -9.
+                    *("setpriv", "--pdeathsig", "KILL", *self.inside(host)),
+                    *("iperf3", "-s", "-p", str(IPERF_PORT), "--forceflush"),
+                ),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

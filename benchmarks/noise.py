@@ -8,7 +8,7 @@ caused by what we measure.
 
 /proc counts in ticks of 10 ms, so a span should last a second or so for a bound of 2% to mean
 anything. A process that came and went within the span is seen in its parent's time of waited-for
-children; what that parent got from children already counted at the start is taken off again.
+children; what that parent inherited from descendants seen at the start is taken off again.
 """
 
 import contextlib
@@ -57,23 +57,35 @@ def between(before: Snapshot, after: Snapshot, *, ours: Iterable[int] = ()) -> N
     core_ticks = (after.at - before.at) * _TICKS_PER_SECOND * (os.cpu_count() or 1)
     everyone = {**before.processes, **after.processes}
     own = _with_descendants({os.getpid(), *ours}, everyone)
-    ticks = 0
-    for key, now in after.processes.items():
-        if key[0] not in own:
-            ticks += _ticks_used(key, now, before, after)
+    inherited = _inherited_ticks(before, after)
+    ticks = sum(
+        _ticks_used(now, before.processes.get(key), inherited.get(key[0], 0))
+        for key, now in after.processes.items()
+        if key[0] not in own
+    )
     stolen = after.stolen_ticks - before.stolen_ticks
     return Noise(stolen / core_ticks, ticks / core_ticks)
 
 
-def _ticks_used(key: tuple[int, int], now: Process, before: Snapshot, after: Snapshot) -> int:
-    then = before.processes.get(key, Process(now.parent, 0, 0))
-    counted_at_start = sum(
-        child.own_ticks + child.children_ticks
-        for child_key, child in before.processes.items()
-        if child.parent == key[0] and child_key not in after.processes
-    )
-    from_children = now.children_ticks - then.children_ticks - counted_at_start
-    return now.own_ticks - then.own_ticks + max(0, from_children)
+def _ticks_used(now: Process, then: Process | None, inherited: int) -> int:
+    own_before, children_before = (then.own_ticks, then.children_ticks) if then else (0, 0)
+    from_children = now.children_ticks - children_before - inherited
+    return now.own_ticks - own_before + max(0, from_children)
+
+
+def _inherited_ticks(before: Snapshot, after: Snapshot) -> dict[int, int]:
+    """By pid: the time that a process had from ended descendants, used before the span began."""
+    by_pid = {key[0]: (key, p) for key, p in before.processes.items()}
+    inherited: dict[int, int] = {}
+    for key, process in before.processes.items():
+        if key in after.processes:
+            continue
+        heir = process.parent
+        while heir in by_pid and by_pid[heir][0] not in after.processes:
+            heir = by_pid[heir][1].parent
+        ticks = process.own_ticks + process.children_ticks
+        inherited[heir] = inherited.get(heir, 0) + ticks
+    return inherited
 
 
 def _with_descendants(roots: set[int], processes: dict[tuple[int, int], Process]) -> set[int]:

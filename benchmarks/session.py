@@ -54,7 +54,9 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
 
 def ask(question: Question, options: Options) -> int:
     """Run the question, print its report; 0 when every figure is met, 1 if not, 2 on failure."""
-    # An ended bench must still remove its namespaces and jobs: turn SIGTERM into an exception.
+    # An ended bench must still remove its namespaces and jobs: turn both signals into exceptions.
+    # SIGINT too, because a shell starts background jobs with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return _ask(question, options)

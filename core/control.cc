@@ -51,8 +51,9 @@ std::optional<ControlFrame> decode(std::string& bytes) {
     throw std::runtime_error("its kind is unknown");
   if (wire.text_bytes > kControlTextMax) throw std::runtime_error("its text is too long");
   if (bytes.size() < sizeof wire + wire.text_bytes) return std::nullopt;
-  ControlFrame frame{static_cast<ControlKind>(wire.kind), wire.code, wire.rank, wire.by, wire.operation,
-                     bytes.substr(sizeof wire, wire.text_bytes)};
+  ControlFrame frame{
+      static_cast<ControlKind>(wire.kind),       wire.code, wire.rank, wire.by, wire.operation,
+      bytes.substr(sizeof wire, wire.text_bytes)};
   bytes.erase(0, sizeof wire + wire.text_bytes);
   return frame;
 }

@@ -2,7 +2,8 @@
 // Control frames: heartbeats and news about members. The same grammar is written in Python by
 // src/commute/cluster/control.py for the coordinator; a test compares the two.
 //
-//   frame = magic[4]="cmtc" kind:u8 code:u8 text_bytes:u16 rank:i32 by:i32 operation:u64 text[text_bytes]
+//   frame = magic[4]="cmtc" kind:u8 code:u8 text_bytes:u16 rank:i32 by:i32 operation:u64
+//   text[text_bytes]
 //
 // little endian, 24 bytes and at most kControlTextMax of UTF-8.
 #pragma once
@@ -34,8 +35,8 @@ constexpr size_t kControlTextMax = 2048;
 
 std::string encode(const ControlFrame& frame);  // cuts an overlong text
 
-// Takes one frame from the front of `bytes`; nothing when it is not complete. Raises std::runtime_error on
-// bytes that no member sends.
+// Takes one frame from the front of `bytes`; nothing when it is not complete. Raises
+// std::runtime_error on bytes that no member sends.
 std::optional<ControlFrame> decode(std::string& bytes);
 
 }  // namespace commute

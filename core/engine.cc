@@ -11,7 +11,8 @@
 namespace commute {
 namespace {
 
-// How long the first sign of a broken link waits for the health thread, which often knows the cause.
+// How long the first sign of a broken link waits for the health thread, which often knows the
+// cause.
 constexpr std::chrono::milliseconds kBetterWord{300};
 
 std::string seconds(double value) {
@@ -61,7 +62,8 @@ void Engine::add_link(int peer, std::unique_ptr<Link> link) {
 
 void Engine::add_pair_link(int peer, std::unique_ptr<Link> link) {
   const std::lock_guard lock(mutex_);
-  owned_pairs_.push_back(std::make_unique<Pair>(settings_.rank, peer, settings_.group, settings_.epoch,
+  owned_pairs_.push_back(std::make_unique<Pair>(settings_.rank, peer, settings_.group,
+                                                settings_.epoch,
                                                 std::make_unique<Stream>(std::move(link))));
   pairs_[size_t(peer)].store(owned_pairs_.back().get(), std::memory_order_release);
 }
@@ -74,7 +76,9 @@ bool Engine::has_pair_link(int peer) const {
   return pairs_[size_t(peer)].load(std::memory_order_acquire) != nullptr;
 }
 
-void Engine::set_outboxes(std::unique_ptr<Outboxes> outboxes) { links_.outboxes = std::move(outboxes); }
+void Engine::set_outboxes(std::unique_ptr<Outboxes> outboxes) {
+  links_.outboxes = std::move(outboxes);
+}
 
 std::shared_ptr<Executor> Engine::bind(Plan plan, size_t tile_bytes) {
   if (plan.rank != settings_.rank || plan.ranks != settings_.ranks)
@@ -100,7 +104,8 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
       posted_.push_back(operation);
       has_posted_.store(true, std::memory_order_release);
     }
-    if (background && !progress_thread_.joinable()) progress_thread_ = std::thread([this] { background_loop(); });
+    if (background && !progress_thread_.joinable())
+      progress_thread_ = std::thread([this] { background_loop(); });
     if (background) changed_.notify_all();
   }
   if (background) poller_->wake();  // somebody may be driving, asleep
@@ -179,13 +184,14 @@ void Engine::peer_left(int rank) {
   changed_.notify_all();
 }
 
-// A link broke under the running operation. The health thread often knows why (the exception that ended the
-// peer, a goodbye), so its word is awaited for a moment.
+// A link broke under the running operation. The health thread often knows why (the exception that
+// ended the peer, a goodbye), so its word is awaited for a moment.
 void Engine::broken(Failure failure) {
   if (failure.code == FailureCode::kPeerLost) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kBetterWord, [&] {
-      return failure_.code != FailureCode::kNone || (failure.rank >= 0 && left_[size_t(failure.rank)]);
+      return failure_.code != FailureCode::kNone ||
+             (failure.rank >= 0 && left_[size_t(failure.rank)]);
     });
   }
   fail(std::move(failure));
@@ -369,10 +375,14 @@ void Engine::check_deadline(const Operation& operation, Clock::time_point now) {
   if (now < operation.deadline) return;
   const std::vector<int> missing = waiting_for();
   std::string text = operation.call.describe();
-  if (operation.executor) text = "operation " + std::to_string(operation.sequence) + ", " + text + ",";
-  text += " timed out after " + seconds(operation.timeout_s) + " on rank " + std::to_string(settings_.rank);
-  if (!missing.empty()) text += ", waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
-  throw Error({FailureCode::kTimeout, missing.empty() ? -1 : missing.front(), settings_.rank, operation.sequence,
+  if (operation.executor)
+    text = "operation " + std::to_string(operation.sequence) + ", " + text + ",";
+  text += " timed out after " + seconds(operation.timeout_s) + " on rank " +
+          std::to_string(settings_.rank);
+  if (!missing.empty())
+    text += ", waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
+  throw Error({FailureCode::kTimeout, missing.empty() ? -1 : missing.front(), settings_.rank,
+               operation.sequence,
                text + "; see whether that rank is slow, stopped, or never made this call"});
 }
 
@@ -386,7 +396,8 @@ void Engine::background_loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] {
-      return closing_ || (!driving_ && waiters_.load() == 0 && failure_.code == FailureCode::kNone && work_left());
+      return closing_ || (!driving_ && waiters_.load() == 0 &&
+                          failure_.code == FailureCode::kNone && work_left());
     });
     if (closing_) return;
     driving_ = true;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine of one group on one rank: a queue of collectives, one sequence, one progress lock.
 //
-// Who moves bytes: whoever holds the progress lock. A blocking call or `wait` takes it and drives the queue
-// on the caller's thread; a progress thread, started with the first asynchronous call, drives it when nobody
-// waits, and gives way as soon as somebody does. Collectives run one at a time in the order in which they
-// were submitted; each pair's messages move beside them.
+// Who moves bytes: whoever holds the progress lock. A blocking call or `wait` takes it and drives
+// the queue on the caller's thread; a progress thread, started with the first asynchronous call,
+// drives it when nobody waits, and gives way as soon as somebody does. Collectives run one at a
+// time in the order in which they were submitted; each pair's messages move beside them.
 //
-// Waiting is a ladder: look again for kYield while giving the core to others, then sleep in epoll, in slices,
-// so that deadlines, interrupts and a caller's signals are seen.
+// Waiting is a ladder: look again for kYield while giving the core to others, then sleep in epoll,
+// in slices, so that deadlines, interrupts and a caller's signals are seen.
 //
-// Failing: the first failure, from here or from the network, is final for the group. Every pending and later
-// operation gets it, and `on_failure` is told once, so that the other ranks hear of it.
+// Failing: the first failure, from here or from the network, is final for the group. Every pending
+// and later operation gets it, and `on_failure` is told once, so that the other ranks hear of it.
 //
 // Threads: every public function may be called from any thread.
 #pragma once
@@ -55,22 +55,27 @@ class Engine {
 
   std::shared_ptr<Executor> bind(Plan plan, size_t tile_bytes);
 
-  // Queues the operation; `background` lets the progress thread run it. Raises Error when the group has failed.
+  // Queues the operation; `background` lets the progress thread run it. Raises Error when the group
+  // has failed.
   void submit(const std::shared_ptr<Operation>& operation, bool background);
-  // Drives or waits until the operation has finished (true), `until` has come, or a signal arrived (false).
+  // Drives or waits until the operation has finished (true), `until` has come, or a signal arrived
+  // (false).
   bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Takes back a receive of which nothing has arrived; false when it is too late for that.
   bool withdraw(const std::shared_ptr<Operation>& receive);
 
-  // Called once, without locks held, with the failure that broke the group, wherever it was noticed: passing
-  // it on lets the news reach ranks that the coordinator cannot.
-  void on_failure(std::function<void(const Failure&)> callback) { on_failure_ = std::move(callback); }
+  // Called once, without locks held, with the failure that broke the group, wherever it was
+  // noticed: passing it on lets the news reach ranks that the coordinator cannot.
+  void on_failure(std::function<void(const Failure&)> callback) {
+    on_failure_ = std::move(callback);
+  }
   void fail(Failure failure);
   Failure failure() const;
   // `rank` said goodbye: what it sent before still counts, what is wanted from it later is a loss.
   void peer_left(int rank);
 
-  std::vector<int> waiting_for() const;  // ranks that held up the running operation when last looked
+  std::vector<int> waiting_for()
+      const;  // ranks that held up the running operation when last looked
   std::vector<Record> records() const;
   uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
 
@@ -84,7 +89,8 @@ class Engine {
 
   // For the holder of the progress lock.
   void drive(const Operation* target, Clock::time_point until);
-  bool turn();  // gives the running collective and every busy pair a turn; true when something moved
+  bool
+  turn();  // gives the running collective and every busy pair a turn; true when something moved
   bool turn_collective();
   bool turn_pairs();
   void take_posted();
@@ -103,7 +109,8 @@ class Engine {
   std::shared_ptr<Poller> poller_;
   std::function<void(const Failure&)> on_failure_;
 
-  // Used by the holder of the progress lock only (but links are added by any thread, once per slot).
+  // Used by the holder of the progress lock only (but links are added by any thread, once per
+  // slot).
   Links links_;
   std::vector<std::atomic<Pair*>> pairs_;  // by rank
   std::vector<Pair*> busy_pairs_;

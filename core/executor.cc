@@ -9,7 +9,8 @@ namespace commute {
 namespace {
 
 bool in_place(const Plan& plan) {
-  if (plan.collective == Collective::kAllreduce || plan.collective == Collective::kBroadcast) return true;
+  if (plan.collective == Collective::kAllreduce || plan.collective == Collective::kBroadcast)
+    return true;
   return plan.collective == Collective::kReduce && plan.rank == plan.root;
 }
 
@@ -28,9 +29,11 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
   staging_.resize(kPieceBytes);
   sources_.resize(size_t(plan_.ranks));
   if (!plan_.uses_outbox()) return;
-  if (!links_.outboxes) throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");
+  if (!links_.outboxes)
+    throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");
   if (plan_.blocks[static_cast<int>(Space::kOutbox)] * tile_bytes_ > links_.outboxes->slot_bytes())
-    throw std::invalid_argument("plan '" + plan_.algorithm + "' needs a larger outbox; use smaller tiles");
+    throw std::invalid_argument("plan '" + plan_.algorithm +
+                                "' needs a larger outbox; use smaller tiles");
 }
 
 void Executor::begin(const Operation& operation) {
@@ -67,7 +70,8 @@ Executor::Progress Executor::advance() {
       } catch (const LinkClosed& closed) {
         raise(FailureCode::kPeerLost, touching_, closed.what());
       } catch (const BadFrame& bad) {
-        raise(FailureCode::kProtocol, touching_, std::string("it sent a frame that no rank sends: ") + bad.what());
+        raise(FailureCode::kProtocol, touching_,
+              std::string("it sent a frame that no rank sends: ") + bad.what());
       }
       moved |= lane.sent + lane.received != before;
       break;
@@ -98,7 +102,8 @@ void Executor::complete(Lane& lane) {
 bool Executor::perform(Lane& lane, const Instruction& step) {
   switch (step.op) {
     case Op::kSend:
-      return send(lane, step.peer, run_of(step.src_space, step.src, step.count, lane.tile, plan_.rank));
+      return send(lane, step.peer,
+                  run_of(step.src_space, step.src, step.count, lane.tile, plan_.rank));
     case Op::kRecv:
       return receive(lane, step);
     case Op::kRecvReduce:
@@ -127,13 +132,15 @@ bool Executor::perform(Lane& lane, const Instruction& step) {
 
 // --- chunks in memory ---
 
-Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile, int owner) const {
+Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile,
+                               int owner) const {
   const size_t total = operation_->call.count;
   const size_t begin = tile * tile_elements_;
   const size_t elements = std::min(tile_elements_, total - std::min(total, begin));
   const size_t block = chunk / plan_.chunks;
   const size_t first = chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks);
-  const size_t last = chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks + count);
+  const size_t last =
+      chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks + count);
   const size_t bytes = (last - first) * item_bytes_;
   const size_t in_array = (block * total + begin + first) * item_bytes_;
   const size_t in_tile = block * tile_bytes_ + first * item_bytes_;
@@ -276,17 +283,18 @@ void Executor::explain(const FrameHeader& header, int peer) const {
     raise(FailureCode::kProtocol, peer, "it sent a frame that belongs on another link");
   if (header.operation > operation_->sequence)
     raise(FailureCode::kMismatch, peer,
-          it + " went on to operation " + std::to_string(header.operation) + " (" + header.call().describe() +
-              ") without its part of " + number + ", in which " + me + " called " +
-              operation_->call.describe() + advice);
+          it + " went on to operation " + std::to_string(header.operation) + " (" +
+              header.call().describe() + ") without its part of " + number + ", in which " + me +
+              " called " + operation_->call.describe() + advice);
   Call theirs = header.call();
   if (theirs == operation_->call)
     raise(FailureCode::kProtocol, peer, "it sent a message that the plan does not have");
   theirs.plan = operation_->call.plan;
-  if (theirs == operation_->call) advice = " by another plan; pass the same algorithm= and settings on all ranks";
+  if (theirs == operation_->call)
+    advice = " by another plan; pass the same algorithm= and settings on all ranks";
   raise(FailureCode::kMismatch, peer,
-        "in " + number + " " + me + " called " + operation_->call.describe() + ", " + it + " called " +
-            header.call().describe() + advice);
+        "in " + number + " " + me + " called " + operation_->call.describe() + ", " + it +
+            " called " + header.call().describe() + advice);
 }
 
 // --- outboxes ---
@@ -307,7 +315,8 @@ void Executor::reduce_many(const Lane& lane, const Instruction& step) {
 bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
   const size_t counter = size_t(step.peer) * kSignals + step.signal();
   uint64_t target = links_.signals[counter];
-  // A lag that reaches into earlier operations waits for all of them: they may have run other plans.
+  // A lag that reaches into earlier operations waits for all of them: they may have run other
+  // plans.
   if (lane.tile >= step.lag())
     target += (lane.tile - step.lag()) * plan_.signals_per_tile[counter] + step.src;
   return links_.outboxes->signalled(step.peer, step.signal()) >= target;
@@ -361,7 +370,9 @@ void Executor::announce() {
 // A rank that called something else may have sent its frames to us although our plan expects none.
 void Executor::look_around() {
   for (int peer = 0; peer < plan_.ranks; ++peer) {
-    if (peer == plan_.rank || links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr) continue;
+    if (peer == plan_.rank ||
+        links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr)
+      continue;
     try {
       const FrameHeader* header = stream(peer).header();
       if (header == nullptr || header->operation != operation_->sequence) continue;
@@ -369,14 +380,16 @@ void Executor::look_around() {
     } catch (const LinkClosed&) {
       // A closed link matters only to those who still expect something from it.
     } catch (const BadFrame& bad) {
-      raise(FailureCode::kProtocol, peer, std::string("it sent a frame that no rank sends: ") + bad.what());
+      raise(FailureCode::kProtocol, peer,
+            std::string("it sent a frame that no rank sends: ") + bad.what());
     }
   }
 }
 
 Stream& Executor::stream(int peer) const {
   Stream* found = links_.streams[size_t(peer)].load(std::memory_order_acquire);
-  if (found == nullptr) raise(FailureCode::kProtocol, peer, "there is no link to it; the plan was not bound");
+  if (found == nullptr)
+    raise(FailureCode::kProtocol, peer, "there is no link to it; the plan was not bound");
   touching_ = peer;
   return *found;
 }

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor: a plan bound to a group's links, run once per operation. Nothing is allocated after binding.
+// The executor: a plan bound to a group's links, run once per operation. Nothing is allocated after
+// binding.
 //
-// A message larger than a tile is run tile after tile by a loop outside the plan: every lane runs its steps
-// for tile 0, then for tile 1, and so on, independently of the other lanes, so tiles overlap wherever the
-// plan's dependencies allow it. `advance` gives each lane a turn until none can move; it never blocks.
+// A message larger than a tile is run tile after tile by a loop outside the plan: every lane runs
+// its steps for tile 0, then for tile 1, and so on, independently of the other lanes, so tiles
+// overlap wherever the plan's dependencies allow it. `advance` gives each lane a turn until none
+// can move; it never blocks.
 //
 //   lane:  step ready? --no--> blocked        step := next, tile := next
 //            | yes                                   ^
 //            v                                       | complete
 //          begin -> move bytes until the link says "would block" or the step is complete
 //
-// Invariants: 1. one message per direction is in flight, because a direction belongs to one lane. 2. A
-// message is consumed only after its header proved to be the expected one. 3. Received bytes go straight to
-// their destination, or in pieces of kPieceBytes through a staging buffer that stays in the L2 cache.
+// Invariants: 1. one message per direction is in flight, because a direction belongs to one
+// lane. 2. A message is consumed only after its header proved to be the expected one. 3. Received
+// bytes go straight to their destination, or in pieces of kPieceBytes through a staging buffer that
+// stays in the L2 cache.
 #pragma once
 
 #include <atomic>
@@ -34,9 +37,9 @@ struct Links {
   uint32_t group = 0;
   uint32_t epoch = 0;
   std::vector<std::atomic<Stream*>> streams;  // by rank; null where there is no link (yet)
-  std::unique_ptr<Outboxes> outboxes;            // null where ranks share no memory
-  uint64_t outbox_tiles = 0;                     // tiles that plans with outboxes have run so far
-  std::vector<uint64_t> signals;                 // per rank and signal: posted by all earlier operations
+  std::unique_ptr<Outboxes> outboxes;         // null where ranks share no memory
+  uint64_t outbox_tiles = 0;                  // tiles that plans with outboxes have run so far
+  std::vector<uint64_t> signals;  // per rank and signal: posted by all earlier operations
 };
 
 class Executor {
@@ -53,9 +56,12 @@ class Executor {
   // For the time when nothing has moved for a while:
   std::vector<int> waiting_for() const;  // ranks whose message or signal some lane waits for
   void announce();     // tells those ranks where we are, so that they can see a mismatch
-  void look_around();  // finds frames of a mismatched call on links where our plan expects none; raises Error
+  void look_around();  // finds frames of a mismatched call on links where our plan expects none;
+                       // raises Error
 
-  uint64_t messages() const { return messages_; }  // received since binding: shows that plans really ran
+  uint64_t messages() const {
+    return messages_;
+  }  // received since binding: shows that plans really ran
 
  private:
   struct Lane {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can go wrong, as data. The core never aborts on bad input: it raises `Error`, or hands a `Failure` to
-// the engine, which gives it to every pending and later operation of the group.
+// What can go wrong, as data. The core never aborts on bad input: it raises `Error`, or hands a
+// `Failure` to the engine, which gives it to every pending and later operation of the group.
 #pragma once
 
 #include <cstdint>

@@ -5,10 +5,11 @@
 //   header  = 64 bytes, little endian, as `FrameHeader` below
 //   payload = header.bytes bytes: the chunks of one send, in the order of their elements
 //
-// The header carries the fingerprint of the call (`Call`), so that ranks that called different things find
-// out with the first frame, and (group, epoch, operation), so that frames of an abandoned operation are
-// skipped. A frame is refused when its magic, checksum, kind or codes are wrong, or when it announces more
-// than kFrameBytesMax: the connection is then closed; nothing else happens.
+// The header carries the fingerprint of the call (`Call`), so that ranks that called different
+// things find out with the first frame, and (group, epoch, operation), so that frames of an
+// abandoned operation are skipped. A frame is refused when its magic, checksum, kind or codes are
+// wrong, or when it announces more than kFrameBytesMax: the connection is then closed; nothing else
+// happens.
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,8 @@ constexpr int kEventsPerLook = 64;
 constexpr int kWakeRank = -2;  // stands for the eventfd in epoll's data
 
 std::chrono::steady_clock::duration seconds(double value) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(value));
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(value));
 }
 
 }  // namespace
@@ -38,7 +39,8 @@ Health::Health(int rank, double peer_timeout_s, Callbacks callbacks)
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       last_look_(Clock::now()) {
-  if (epoll_fd_ < 0 || event_fd_ < 0) throw std::runtime_error("no file descriptor left for the health thread");
+  if (epoll_fd_ < 0 || event_fd_ < 0)
+    throw std::runtime_error("no file descriptor left for the health thread");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = kWakeRank;
@@ -47,7 +49,8 @@ Health::Health(int rank, double peer_timeout_s, Callbacks callbacks)
 }
 
 Health::~Health() {
-  if (::getpid() != pid_) {  // a forked child: the thread does not exist, the sockets are the parent's
+  if (::getpid() !=
+      pid_) {  // a forked child: the thread does not exist, the sockets are the parent's
     thread_.detach();
     return;
   }
@@ -92,8 +95,8 @@ uint64_t Health::refused() const {
 }
 
 void Health::spread(const Failure& failure) {
-  const std::string frame = encode({ControlKind::kAbandon, static_cast<uint8_t>(failure.code), failure.rank,
-                                    failure.by, failure.operation, failure.text});
+  const std::string frame = encode({ControlKind::kAbandon, static_cast<uint8_t>(failure.code),
+                                    failure.rank, failure.by, failure.operation, failure.text});
   const std::lock_guard lock(mutex_);
   for (auto& [rank, member] : members_) send_to(member, frame);
 }
@@ -116,7 +119,8 @@ void Health::close(bool failed, const std::string& why, std::chrono::millisecond
       flush(member);
       if (!member.outgoing.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    // What the peer sent meanwhile is read, so that closing does not reset the link under the goodbye.
+    // What the peer sent meanwhile is read, so that closing does not reset the link under the
+    // goodbye.
     char forgotten[4096];
     ::shutdown(member.fd, SHUT_WR);
     while (::recv(member.fd, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0) {
@@ -132,9 +136,11 @@ void Health::loop() {
   const auto tick = std::chrono::duration_cast<std::chrono::milliseconds>(interval_).count();
   auto next_beat = Clock::now() + interval_;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next_beat - Clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(next_beat - Clock::now()).count();
     epoll_event events[kEventsPerLook];
-    const int found = epoll_wait(epoll_fd_, events, kEventsPerLook, static_cast<int>(std::clamp<int64_t>(left, 0, tick)));
+    const int found = epoll_wait(epoll_fd_, events, kEventsPerLook,
+                                 static_cast<int>(std::clamp<int64_t>(left, 0, tick)));
     {
       const std::lock_guard lock(mutex_);
       if (closing_) return;
@@ -158,7 +164,8 @@ void Health::beat_and_judge(Clock::time_point now, bool judge) {
     const std::string beat = encode({ControlKind::kBeat, 0, rank_, rank_, 0, ""});
     for (auto& [rank, member] : members_) {
       if (stalled) member.heard = now;
-      if (judge && rank >= 0 && !member.left && member.spoke && now - member.heard > timeout_) silent.push_back(rank);
+      if (judge && rank >= 0 && !member.left && member.spoke && now - member.heard > timeout_)
+        silent.push_back(rank);
       send_to(member, beat);
     }
   }
@@ -190,7 +197,8 @@ void Health::read_from(int rank) {
         break;
       }
     }
-    if (moved == 0) ended = "its connection closed without a goodbye; the process has died or was killed";
+    if (moved == 0)
+      ended = "its connection closed without a goodbye; the process has died or was killed";
     if (moved < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
       ended = std::string("its connection broke: ") + std::strerror(errno);
   }
@@ -246,8 +254,8 @@ void Health::send_to(Member& member, const std::string& bytes) {
 
 void Health::flush(Member& member) {
   while (!member.outgoing.empty()) {
-    const ssize_t moved =
-        ::send(member.fd, member.outgoing.data(), member.outgoing.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t moved = ::send(member.fd, member.outgoing.data(), member.outgoing.size(),
+                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     if (moved <= 0) {
       if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) member.outgoing.clear();
       return;

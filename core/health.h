@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The health thread of a member: beats on its control links, and hears who is alive, left, or lost.
 //
-// It holds one control link to the coordinator (rank -1) and one to each peer it has data links with. It is a
-// C++ thread, so Python code that holds the GIL for long does not look dead. Rules:
-//   1. Every link gets a beat each interval (a quarter of the timeout, at most 1 s), and any frame counts as heard.
-//   2. A peer's link that closes without a goodbye is a loss at once; one silent for the timeout is a loss.
-//   3. Whoever was itself stalled (stopped, or starved of CPU) judges nobody by the time it slept through.
-//   4. The coordinator's own silence or end is no loss: peers still watch each other. It is remembered.
+// It holds one control link to the coordinator (rank -1) and one to each peer it has data links
+// with. It is a C++ thread, so Python code that holds the GIL for long does not look dead. Rules:
+//   1. Every link gets a beat each interval (a quarter of the timeout, at most 1 s), and any frame
+//   counts as heard.
+//   2. A peer's link that closes without a goodbye is a loss at once; one silent for the timeout is
+//   a loss.
+//   3. Whoever was itself stalled (stopped, or starved of CPU) judges nobody by the time it slept
+//   through.
+//   4. The coordinator's own silence or end is no loss: peers still watch each other. It is
+//   remembered.
 // News is passed to every other link once; a group fails only once, so the flood ends.
 //
-// Threads: every public function may be called from any thread. Callbacks come from the health thread,
-// without locks held.
+// Threads: every public function may be called from any thread. Callbacks come from the health
+// thread, without locks held.
 #pragma once
 
 #include <chrono>
@@ -44,7 +48,8 @@ class Health {
 
   // Tells everyone what broke the group.
   void spread(const Failure& failure);
-  // Says goodbye on every link, waits at most `linger` for it to leave, ends the thread, closes the links.
+  // Says goodbye on every link, waits at most `linger` for it to leave, ends the thread, closes the
+  // links.
   void close(bool failed, const std::string& why, std::chrono::milliseconds linger);
 
   uint64_t refused() const;  // links closed because of bytes that no member sends

@@ -4,7 +4,8 @@
 // Contract, tested by one conformance suite for every kind (tests/test_links.cc):
 //   1. Bytes arrive exactly once and in order, or the link is closed.
 //   2. `write` and `read` never block; both return how many bytes moved, 0 when none could.
-//   3. After the peer closed, `read` first gives everything the peer had written, then raises LinkClosed;
+//   3. After the peer closed, `read` first gives everything the peer had written, then raises
+//   LinkClosed;
 //      `write` raises LinkClosed at the latest when the peer's end is known to be gone.
 //   4. When a link on which 0 was returned can move again, the owner's Poller wakes up.
 //   5. One thread at a time uses a link (whoever holds the engine's progress lock).
@@ -34,8 +35,8 @@ class Link {
   // Gathers up to `count` pieces into one write.
   virtual size_t write(const iovec* pieces, int count) = 0;
   virtual size_t read(void* into, size_t bytes) = 0;
-  // Closes this end. Bytes already written still reach a peer that reads them; up to `linger_until` is spent
-  // on making sure of that.
+  // Closes this end. Bytes already written still reach a peer that reads them; up to `linger_until`
+  // is spent on making sure of that.
   virtual void close(std::chrono::steady_clock::time_point linger_until) = 0;
 };
 

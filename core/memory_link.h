@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The in-memory twin of a TCP link, for ranks that are threads of one process: tests without sockets.
+// The in-memory twin of a TCP link, for ranks that are threads of one process: tests without
+// sockets.
 //
-// Two bounded byte pipes, one per direction. A pipe is a ring buffer under a mutex: this is a twin for
-// tests, so it is simple rather than fast, and it can be made narrow on purpose to show what a plan does
-// when the path holds less than a message.
+// Two bounded byte pipes, one per direction. A pipe is a ring buffer under a mutex: this is a twin
+// for tests, so it is simple rather than fast, and it can be made narrow on purpose to show what a
+// plan does when the path holds less than a message.
 #pragma once
 
 #include <memory>

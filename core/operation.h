@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One call of a rank: what the queue holds, what a handle points to.
 //
-// States: queued -> running -> done | failed. Only the thread that holds the engine's progress lock changes
-// the state; `finish` publishes the result (release), `finished` reads it (acquire), from any thread.
-// The caller keeps the arrays alive until `finished`.
+// States: queued -> running -> done | failed. Only the thread that holds the engine's progress lock
+// changes the state; `finish` publishes the result (release), `finished` reads it (acquire), from
+// any thread. The caller keeps the arrays alive until `finished`.
 #pragma once
 
 #include <atomic>
@@ -25,15 +25,16 @@ struct Operation {
   enum class State : uint8_t { kQueued, kRunning, kDone, kFailed };
 
   Call call;
-  uint64_t sequence = 0;  // number of the operation in its group, or of the message in its pair and direction
+  uint64_t sequence =
+      0;  // number of the operation in its group, or of the message in its pair and direction
   std::shared_ptr<Executor> executor;  // the bound plan; null for send and recv
   int peer = -1;                       // send and recv only
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   bool mean = false;
   Clock::time_point deadline = Clock::time_point::max();
-  double timeout_s = 0;       // what the deadline was made from, for messages
-  uint64_t record = 0;        // its number in the recorder
+  double timeout_s = 0;  // what the deadline was made from, for messages
+  uint64_t record = 0;   // its number in the recorder
 
   // Progress of a send or recv.
   bool begun = false;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outboxes: memory of each rank that all its local peers read, and counters by which they tell each other.
+// Outboxes: memory of each rank that all its local peers read, and counters by which they tell each
+// other.
 //
-// One writer, many readers: a rank writes only its own outbox and its own counters. `signal` publishes what
-// was written before it (release); whoever has seen a count through `signalled` (acquire) sees those writes.
-// Counters only grow. The in-memory twin below serves ranks that are threads of one process.
+// One writer, many readers: a rank writes only its own outbox and its own counters. `signal`
+// publishes what was written before it (release); whoever has seen a count through `signalled`
+// (acquire) sees those writes. Counters only grow. The in-memory twin below serves ranks that are
+// threads of one process.
 #pragma once
 
 #include <atomic>
@@ -44,7 +46,8 @@ class MemoryArena {
 
 class MemoryOutboxes final : public Outboxes {
  public:
-  MemoryOutboxes(std::shared_ptr<MemoryArena> arena, int rank) : arena_(std::move(arena)), rank_(rank) {}
+  MemoryOutboxes(std::shared_ptr<MemoryArena> arena, int rank)
+      : arena_(std::move(arena)), rank_(rank) {}
 
   size_t slot_bytes() const override { return arena_->slot_bytes_; }
   std::byte* slot(int rank, uint64_t tile) override;

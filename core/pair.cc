@@ -49,7 +49,8 @@ bool Pair::advance() {
   } catch (const LinkClosed& closed) {
     raise(FailureCode::kPeerLost, 0, closed.what());
   } catch (const BadFrame& bad) {
-    raise(FailureCode::kProtocol, 0, std::string("it sent a frame that no rank sends: ") + bad.what());
+    raise(FailureCode::kProtocol, 0,
+          std::string("it sent a frame that no rank sends: ") + bad.what());
   }
   return moved;
 }
@@ -86,13 +87,16 @@ bool Pair::receive(Operation& operation) {
     operation.sequence = receives_done_ + 1;
     if (header->kind != FrameKind::kPair || header->epoch != epoch_ || header->group != group_ ||
         header->operation != operation.sequence)
-      raise(FailureCode::kProtocol, operation.sequence, "it sent a frame that belongs on another link");
+      raise(FailureCode::kProtocol, operation.sequence,
+            "it sent a frame that belongs on another link");
     if (header->dtype != operation.call.dtype || header->count != operation.call.count)
       raise(FailureCode::kMismatch, operation.sequence,
-            "message " + std::to_string(operation.sequence) + " from rank " + std::to_string(peer_) +
-                " to rank " + std::to_string(rank_) + " has " + std::to_string(header->count) + " " +
-                name(header->dtype) + ", the receiver expected " + std::to_string(operation.call.count) + " " +
-                name(operation.call.dtype) + "; pass arrays of the same length and dtype to send and recv");
+            "message " + std::to_string(operation.sequence) + " from rank " +
+                std::to_string(peer_) + " to rank " + std::to_string(rank_) + " has " +
+                std::to_string(header->count) + " " + name(header->dtype) +
+                ", the receiver expected " + std::to_string(operation.call.count) + " " +
+                name(operation.call.dtype) +
+                "; pass arrays of the same length and dtype to send and recv");
     operation.begun = true;
     if (bytes == 0) stream_->skip();
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Point-to-point: the messages between this rank and one peer, on a link of their own.
 //
-// Each direction is a queue in program order; message n sent meets message n received. Both queues move
-// independently of each other and of the group's collectives, so a receive that is posted early holds up
-// nothing. The first header tells dtype and count: a receive that expects something else raises a mismatch.
+// Each direction is a queue in program order; message n sent meets message n received. Both queues
+// move independently of each other and of the group's collectives, so a receive that is posted
+// early holds up nothing. The first header tells dtype and count: a receive that expects something
+// else raises a mismatch.
 #pragma once
 
 #include <deque>

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan as the executor sees it: one rank's flat array of 32-byte instructions over chunks.
 //
-// Python writes plans (src/commute/plan, which also proves them); this side only loads and executes them.
-// An instruction knows no pointer, no size and no dtype. Lanes run in order and independently of each other;
-// an instruction starts when its lane has reached it and lane `dep_lane` has completed its step `dep_step` in
-// the same tile. See src/commute/plan/instructions.py for what each opcode means.
+// Python writes plans (src/commute/plan, which also proves them); this side only loads and executes
+// them. An instruction knows no pointer, no size and no dtype. Lanes run in order and independently
+// of each other; an instruction starts when its lane has reached it and lane `dep_lane` has
+// completed its step `dep_step` in the same tile. See src/commute/plan/instructions.py for what
+// each opcode means.
 //
-// Loading checks everything that memory safety rests on (spaces, chunk runs, peers, lanes), so that even a
-// plan nobody proved cannot make the executor read or write outside the arrays it was given.
+// Loading checks everything that memory safety rests on (spaces, chunk runs, peers, lanes), so that
+// even a plan nobody proved cannot make the executor read or write outside the arrays it was given.
 #pragma once
 
 #include <cstddef>
@@ -81,11 +82,11 @@ struct Plan {
   int rank = 0;
   int ranks = 1;
   int root = 0;
-  uint64_t hash = 0;                // of the whole plan, all ranks: ranks compare it
-  uint32_t chunks = 1;              // per block
-  uint32_t blocks[kSpaces] = {};    // per space
-  std::vector<Instruction> code;    // sorted by lane
-  std::vector<uint32_t> lane_ends;  // lane l is code[lane_ends[l-1], lane_ends[l])
+  uint64_t hash = 0;                       // of the whole plan, all ranks: ranks compare it
+  uint32_t chunks = 1;                     // per block
+  uint32_t blocks[kSpaces] = {};           // per space
+  std::vector<Instruction> code;           // sorted by lane
+  std::vector<uint32_t> lane_ends;         // lane l is code[lane_ends[l-1], lane_ends[l])
   std::vector<uint32_t> signals_per_tile;  // [rank * kSignals + signal], of every rank
 
   std::span<const Instruction> lane(size_t index) const;

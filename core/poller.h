@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a rank sleeps: epoll over its TCP links, and an eventfd by which threads and memory links wake it.
+// Where a rank sleeps: epoll over its TCP links, and an eventfd by which threads and memory links
+// wake it.
 //
-// A sleeper announces itself (`about_to_sleep`), looks once more for work, and only then sleeps; whoever
-// makes work publishes it first and then calls `wake`, which makes a system call only if a sleeper is
-// announced. With sequentially consistent fences on both sides no wake-up is lost.
+// A sleeper announces itself (`about_to_sleep`), looks once more for work, and only then sleeps;
+// whoever makes work publishes it first and then calls `wake`, which makes a system call only if a
+// sleeper is announced. With sequentially consistent fences on both sides no wake-up is lost.
 #pragma once
 
 #include <atomic>
@@ -24,8 +25,8 @@ class Poller {
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
-  // `readiness` must live until `remove`. Edge-triggered: flags are set here and cleared by the link when
-  // the kernel says "would block".
+  // `readiness` must live until `remove`. Edge-triggered: flags are set here and cleared by the
+  // link when the kernel says "would block".
   void add(int fd, Readiness* readiness);
   void remove(int fd);
 
@@ -33,8 +34,8 @@ class Poller {
     sleeping_.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  // Sleeps until something is ready, `wake`, a signal, or `timeout_ms`; 0 only looks. Returns true when
-  // something was ready.
+  // Sleeps until something is ready, `wake`, a signal, or `timeout_ms`; 0 only looks. Returns true
+  // when something was ready.
   bool sleep(int timeout_ms);
 
   // Any thread. Cheap when nobody sleeps.

@@ -58,7 +58,8 @@ size_t Stream::send(const void* payload, size_t bytes) {
   iovec pieces[2];
   int count = 0;
   if (header_left_ > 0) {
-    pieces[count++] = {reinterpret_cast<char*>(&outgoing_) + sizeof outgoing_ - header_left_, header_left_};
+    pieces[count++] = {reinterpret_cast<char*>(&outgoing_) + sizeof outgoing_ - header_left_,
+                       header_left_};
   }
   if (bytes > 0) pieces[count++] = {const_cast<void*>(payload), bytes};
   if (count == 0) return 0;

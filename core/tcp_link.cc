@@ -71,8 +71,8 @@ size_t TcpLink::read(void* into, size_t bytes) {
 void TcpLink::close(std::chrono::steady_clock::time_point linger_until) {
   if (fd_ < 0) return;
   poller_->remove(fd_);
-  // A socket closed with unread bytes resets the connection and drops what it has not delivered yet. So
-  // what arrives is read and forgotten until the peer's kernel has taken everything.
+  // A socket closed with unread bytes resets the connection and drops what it has not delivered
+  // yet. So what arrives is read and forgotten until the peer's kernel has taken everything.
   ::shutdown(fd_, SHUT_WR);
   char forgotten[4096];
   for (;;) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine for Python. Addresses are plain integers: the wrapper checks arrays and keeps them alive until
-// the operation has finished. The GIL is released in `wait`, `withdraw` and `close`, which may block.
+// The engine for Python. Addresses are plain integers: the wrapper checks arrays and keeps them
+// alive until the operation has finished. The GIL is released in `wait`, `withdraw` and `close`,
+// which may block.
 #include "engine.h"
 
 #include <nanobind/stl/shared_ptr.h>
@@ -16,6 +17,8 @@ namespace nb = nanobind;
 namespace commute::bindings {
 namespace {
 
+constexpr const char* kFailureSignature =
+    "def failure(self, /) -> tuple[int, int, int, int, str] | None";
 using Release = nb::call_guard<nb::gil_scoped_release>;
 
 nb::object failure_tuple(const Failure& failure) {
@@ -26,7 +29,8 @@ nb::object failure_tuple(const Failure& failure) {
 
 Clock::time_point in_seconds(double seconds) {
   if (seconds > 1e9) return Clock::time_point::max();
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in, uintptr_t out,
@@ -41,9 +45,9 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
   return operation;
 }
 
-std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in, uintptr_t out,
-                                  uint64_t count, int dtype, int reduce_op, bool mean, double timeout,
-                                  bool background) {
+std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in,
+                                  uintptr_t out, uint64_t count, int dtype, int reduce_op,
+                                  bool mean, double timeout, bool background) {
   auto operation = new_operation(dtype, count, in, out, timeout);
   const Plan& plan = executor->plan();
   operation->call.collective = plan.collective;
@@ -56,8 +60,8 @@ std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> exec
   return operation;
 }
 
-std::shared_ptr<Operation> post(Engine& engine, bool sends, int peer, uintptr_t address, uint64_t count,
-                                int dtype, double timeout, bool background) {
+std::shared_ptr<Operation> post(Engine& engine, bool sends, int peer, uintptr_t address,
+                                uint64_t count, int dtype, double timeout, bool background) {
   auto operation = new_operation(dtype, count, address, address, timeout);
   operation->call.collective = sends ? Collective::kSend : Collective::kRecv;
   operation->peer = peer;
@@ -70,19 +74,22 @@ nb::list records(const Engine& engine) {
   nb::list rows;
   for (const Record& record : engine.records())
     rows.append(nb::make_tuple(record.number, record.sequence, name(record.call.collective),
-                               name(record.call.dtype), record.call.count, name(record.call.reduce_op),
-                               record.call.root, record.peer, record.algorithm,
-                               kStates[static_cast<int>(record.state)], record.begun_ns, record.ended_ns));
+                               name(record.call.dtype), record.call.count,
+                               name(record.call.reduce_op), record.call.root, record.peer,
+                               record.algorithm, kStates[static_cast<int>(record.state)],
+                               record.begun_ns, record.ended_ns));
   return rows;
 }
 
 // Engines for `ranks` threads of this process, joined by memory links and outboxes.
-std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes, size_t slot_bytes) {
+std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes,
+                                                    size_t slot_bytes) {
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<std::shared_ptr<Poller>> pollers;
   for (int rank = 0; rank < ranks; ++rank) {
     pollers.push_back(std::make_shared<Poller>());
-    engines.push_back(std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
+    engines.push_back(
+        std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
   }
   const auto arena = std::make_shared<MemoryArena>(pollers, slot_bytes);
   for (int a = 0; a < ranks; ++a) {
@@ -110,7 +117,8 @@ void tell(Engine& engine, const std::vector<std::shared_ptr<Engine>>& others) {
 
 void bind_error(nb::module_& module) {
   static nb::object core_error;
-  core_error = nb::steal(PyErr_NewException("commute._core.CoreError", nullptr, nullptr));
+  const auto name = nb::cast<std::string>(module.attr("__name__")) + ".CoreError";
+  core_error = nb::steal(PyErr_NewException(name.c_str(), nullptr, nullptr));
   module.attr("CoreError") = core_error;
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
@@ -128,45 +136,68 @@ void bind_engine(nb::module_& module) {
   nb::class_<Operation>(module, "Operation")
       .def_prop_ro("finished", &Operation::finished)
       .def_prop_ro("sequence", [](const Operation& operation) { return operation.sequence; })
-      .def_prop_ro("failure", [](const Operation& operation) { return failure_tuple(operation.failure); })
+      .def_prop_ro(
+          "failure", [](const Operation& operation) { return failure_tuple(operation.failure); },
+          nb::for_getter(nb::sig(kFailureSignature)))
       .def("describe", [](const Operation& operation) { return operation.call.describe(); });
-  nb::class_<Executor>(module, "Executor")
-      .def_prop_ro("peers", [](const Executor& executor) { return executor.plan().peers(); });
+  nb::class_<Executor>(module, "Executor").def_prop_ro("peers", [](const Executor& executor) {
+    return executor.plan().peers();
+  });
   nb::class_<Engine>(module, "Engine")
-      .def("__init__",
-           [](Engine* self, int rank, int ranks, uint32_t group, uint32_t epoch) {
-             new (self) Engine(Engine::Settings{rank, ranks, group, epoch}, std::make_shared<Poller>());
-           },
-           nb::arg("rank"), nb::arg("ranks"), nb::arg("group"), nb::arg("epoch"))
-      .def("add_tcp_link", [](Engine& self, int peer, int fd) {
-             self.add_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
-           }, nb::arg("peer"), nb::arg("fd"))
-      .def("add_tcp_pair_link", [](Engine& self, int peer, int fd) {
-             self.add_pair_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
-           }, nb::arg("peer"), nb::arg("fd"))
+      .def(
+          "__init__",
+          [](Engine* self, int rank, int ranks, uint32_t group, uint32_t epoch) {
+            new (self)
+                Engine(Engine::Settings{rank, ranks, group, epoch}, std::make_shared<Poller>());
+          },
+          nb::arg("rank"), nb::arg("ranks"), nb::arg("group"), nb::arg("epoch"))
+      .def(
+          "add_tcp_link",
+          [](Engine& self, int peer, int fd) {
+            self.add_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
+          },
+          nb::arg("peer"), nb::arg("fd"))
+      .def(
+          "add_tcp_pair_link",
+          [](Engine& self, int peer, int fd) {
+            self.add_pair_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
+          },
+          nb::arg("peer"), nb::arg("fd"))
       .def("has_link", &Engine::has_link, nb::arg("peer"))
       .def("has_pair_link", &Engine::has_pair_link, nb::arg("peer"))
       .def("bind", &Engine::bind, nb::arg("plan"), nb::arg("tile_bytes"), nb::keep_alive<0, 1>())
       .def("submit", &submit, nb::arg("executor"), nb::arg("in_address"), nb::arg("out_address"),
-           nb::arg("count"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("mean"), nb::arg("timeout"),
-           nb::arg("background"))
+           nb::arg("count"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("mean"),
+           nb::arg("timeout"), nb::arg("background"))
       .def("post", &post, nb::arg("sends"), nb::arg("peer"), nb::arg("address"), nb::arg("count"),
            nb::arg("dtype"), nb::arg("timeout"), nb::arg("background"))
-      .def("wait", [](Engine& self, const std::shared_ptr<Operation>& operation, double seconds) {
-             return self.wait(operation, in_seconds(seconds));
-           }, nb::arg("operation"), nb::arg("seconds"), Release())
+      .def(
+          "wait",
+          [](Engine& self, const std::shared_ptr<Operation>& operation, double seconds) {
+            return self.wait(operation, in_seconds(seconds));
+          },
+          nb::arg("operation"), nb::arg("seconds"), Release())
       .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release())
-      .def("fail", [](Engine& self, int code, int rank, int by, uint64_t operation, std::string text) {
-             self.fail({static_cast<FailureCode>(code), rank, by, operation, std::move(text)});
-           }, nb::arg("code"), nb::arg("rank"), nb::arg("by"), nb::arg("operation"), nb::arg("text"), Release())
+      .def(
+          "fail",
+          [](Engine& self, int code, int rank, int by, uint64_t operation, std::string text) {
+            self.fail({static_cast<FailureCode>(code), rank, by, operation, std::move(text)});
+          },
+          nb::arg("code"), nb::arg("rank"), nb::arg("by"), nb::arg("operation"), nb::arg("text"),
+          Release())
       .def("peer_left", &Engine::peer_left, nb::arg("rank"))
-      .def_prop_ro("failure", [](const Engine& self) { return failure_tuple(self.failure()); })
+      .def_prop_ro(
+          "failure", [](const Engine& self) { return failure_tuple(self.failure()); },
+          nb::for_getter(nb::sig(kFailureSignature)))
       .def_prop_ro("waiting_for", &Engine::waiting_for)
       .def_prop_ro("messages", &Engine::messages)
-      .def("records", &records)
-      .def("close", [](Engine& self, double linger_seconds) {
-             self.close(std::chrono::milliseconds(static_cast<int64_t>(linger_seconds * 1000)));
-           }, nb::arg("linger_seconds"), Release());
+      .def("records", &records, nb::sig("def records(self, /) -> list[tuple[object, ...]]"))
+      .def(
+          "close",
+          [](Engine& self, double linger_seconds) {
+            self.close(std::chrono::milliseconds(static_cast<int64_t>(linger_seconds * 1000)));
+          },
+          nb::arg("linger_seconds"), Release());
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
              nb::arg("slot_bytes"));

@@ -12,8 +12,10 @@ namespace nb = nanobind;
 namespace commute::bindings {
 namespace {
 
-// Health tells the engine what it hears, the engine tells health what broke; neither owns a Python object.
-std::shared_ptr<Health> watch(const std::shared_ptr<Engine>& engine, int rank, double peer_timeout) {
+// Health tells the engine what it hears, the engine tells health what broke; neither owns a Python
+// object.
+std::shared_ptr<Health> watch(const std::shared_ptr<Engine>& engine, int rank,
+                              double peer_timeout) {
   auto health = std::make_shared<Health>(
       rank, peer_timeout,
       Health::Callbacks{[engine](Failure failure) { engine->fail(std::move(failure)); },
@@ -33,9 +35,13 @@ void bind_health(nb::module_& module) {
       .def("watches", &Health::watches, nb::arg("rank"))
       .def("silent_for", &Health::silent_for, nb::arg("rank"))
       .def_prop_ro("refused", &Health::refused)
-      .def("close", [](Health& self, bool failed, const std::string& why, double linger_seconds) {
-             self.close(failed, why, std::chrono::milliseconds(static_cast<int64_t>(linger_seconds * 1000)));
-           }, nb::arg("failed"), nb::arg("why"), nb::arg("linger_seconds"), Release());
+      .def(
+          "close",
+          [](Health& self, bool failed, const std::string& why, double linger_seconds) {
+            self.close(failed, why,
+                       std::chrono::milliseconds(static_cast<int64_t>(linger_seconds * 1000)));
+          },
+          nb::arg("failed"), nb::arg("why"), nb::arg("linger_seconds"), Release());
   module.def("watch", &watch, nb::arg("engine"), nb::arg("rank"), nb::arg("peer_timeout"));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled module commute._core. It is private: the Python wrappers document and check everything.
+// The compiled module commute._core. It is private: the Python wrappers document and check
+// everything.
 #include "bindings.h"
 
 NB_MODULE(_core, module) {

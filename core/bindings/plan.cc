@@ -40,10 +40,10 @@ Plan make_plan(int collective, std::string algorithm, int rank, int ranks, int r
 void bind_plan(nb::module_& module) {
   nb::class_<Plan>(module, "Plan");
   module.def("make_plan", &make_plan, nb::arg("collective"), nb::arg("algorithm"), nb::arg("rank"),
-             nb::arg("ranks"), nb::arg("root"), nb::arg("hash"), nb::arg("chunks"), nb::arg("blocks"),
-             nb::arg("code"), nb::arg("signals_per_tile"));
-  module.def("chunk_bound", &chunk_bound, nb::arg("elements"), nb::arg("item_bytes"), nb::arg("chunks"),
-             nb::arg("chunk"));
+             nb::arg("ranks"), nb::arg("root"), nb::arg("hash"), nb::arg("chunks"),
+             nb::arg("blocks"), nb::arg("code"), nb::arg("signals_per_tile"));
+  module.def("chunk_bound", &chunk_bound, nb::arg("elements"), nb::arg("item_bytes"),
+             nb::arg("chunks"), nb::arg("chunk"));
   module.attr("SIGNALS") = kSignals;
 }
 

@@ -41,7 +41,7 @@ class Buffer(NamedTuple):
     """An array as the core sees it; `owner` keeps the memory alive."""
 
     address: int
-    count: int
+    elements: int
     dtype: int
     shape: tuple[int, ...]
     nbytes: int
@@ -86,7 +86,9 @@ def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
     if name not in CODES:
         raise TypeError(_unknown(call, name))
     if x.layout != torch.strided or x.is_neg():
-        raise TypeError(f"{call} expected a plain dense tensor, got {x.layout}; make it dense first")
+        raise TypeError(
+            f"{call} expected a plain dense tensor, got {x.layout}; make it dense first"
+        )
     if written and not x.is_leaf and x.requires_grad:
         raise ValueError(
             f"{call} would overwrite a tensor that autograd still needs; pass x.detach()"
@@ -131,7 +133,9 @@ def _array(x: np.ndarray[Any, Any], call: str, *, written: bool) -> Buffer:
             raise ValueError(_strided(call, x.shape, "numpy.ascontiguousarray(x)"))
         x = np.ascontiguousarray(x)
     if written and not x.flags.writeable:
-        raise ValueError(f"{call} writes into its array, got a read-only one; pass x.copy() or out=")
+        raise ValueError(
+            f"{call} writes into its array, got a read-only one; pass x.copy() or out="
+        )
     if not x.flags.aligned:
         raise ValueError(f"{call} expected an array aligned to its elements; pass x.copy()")
     return Buffer(x.__array_interface__["data"][0], x.size, code, x.shape, x.nbytes, x)

@@ -38,7 +38,7 @@ class _Call(NamedTuple):
     collective: Collective
     source: Buffer
     target: Buffer
-    count: int  # elements per block
+    elements: int  # per block
     result: Any
     op: str = "sum"
     root: int = 0
@@ -221,7 +221,7 @@ class Group:
         deterministic: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Combine x over all ranks; rank r gets part r of the leading axis, which has length size."""
+        """Combine x, of leading length size, over all ranks; rank r gets part r of the result."""
         call = self._reduce_scatter(x, op, out)
         return self._run(call, algorithm, deterministic, timeout)
 
@@ -318,7 +318,7 @@ class Group:
         self._check_op(op, source, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
-        return _Call(collective, source, target, source.count, result, op, root)
+        return _Call(collective, source, target, source.elements, result, op, root)
 
     def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
         if self.rank == root:
@@ -327,14 +327,14 @@ class Group:
         source = reading(x, "reduce")
         self._check_op(op, source, "reduce")
         result = x if out is None else out
-        return _Call(Collective.REDUCE, source, _NOTHING, source.count, result, op, root)
+        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
 
     def _allgather(self, x: Any, out: Any) -> _Call:
         source = reading(x, "allgather")
         shape = (self.size, *source.shape)
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "allgather", apart=True)
-        return _Call(Collective.ALLGATHER, source, target, source.count, result)
+        return _Call(Collective.ALLGATHER, source, target, source.elements, result)
 
     def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
         source = reading(x, "reduce_scatter")
@@ -347,7 +347,7 @@ class Group:
         shape = source.shape[1:]
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "reduce_scatter", apart=True)
-        return _Call(Collective.REDUCE_SCATTER, source, target, target.count, result, op)
+        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
 
     def _barrier(self) -> _Call:
         return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
@@ -371,7 +371,9 @@ class Group:
         if op not in _OPS:
             raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
         if op == "mean" and source.dtype not in FLOATS:
-            raise TypeError(f"{name} cannot give the mean of integers; use op='sum' or cast to float")
+            raise TypeError(
+                f"{name} cannot give the mean of integers; use op='sum' or cast to float"
+            )
 
     def _check_rank(self, rank: int, what: str, name: str) -> None:
         if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
@@ -409,7 +411,7 @@ class Group:
                 executor,
                 call.source.address,
                 call.target.address,
-                call.count,
+                call.elements,
                 call.source.dtype,
                 _OPS[call.op],
                 call.op == "mean",
@@ -466,7 +468,7 @@ class Group:
         deadline = limit if sends or background else float("inf")
         return self._runner.start(
             lambda: self._runner.engine.post(
-                sends, peer, buffer.address, buffer.count, buffer.dtype, deadline, background
+                sends, peer, buffer.address, buffer.elements, buffer.dtype, deadline, background
             ),
             keep=buffer,
         )

@@ -4,7 +4,7 @@
     environment  which launcher started me, my rank, how many there are
     rendezvous   where the coordinator is (rank 0 starts it where no launcher of ours did)
     join         become a member, learn who the others are
-    here         engine + health thread + wiring = Group
+    _member      engine + health thread + wiring = Group
 
 Settings come from arguments first, then from COMMUTE_*; nothing else reads the environment.
 """
@@ -15,19 +15,14 @@ import atexit
 import logging
 import os
 import sys
-import time
 import weakref
-from dataclasses import replace
 
 from commute import _core
-from commute._errors import JoinError
 from commute._group import Group
 from commute._runner import Peer, Runner
-from commute._wiring import ReadyWiring, TcpWiring
-from commute.cluster.connector import Connector
+from commute._settings import Settings
+from commute._wiring import ReadyWiring
 from commute.cluster.environment import Place, detect
-from commute.cluster.join import Membership, join
-from commute.cluster.rendezvous import find_coordinator
 
 _log = logging.getLogger("commute")
 
@@ -78,51 +73,32 @@ def init(
         rank=rank,
         size=size,
         coordinator=coordinator,
-        token=token,
+        token=token or _token_of_file(),
         local_rank=local_rank,
         local_size=local_size,
     )
-    settings = _Settings(timeout, peer_timeout, join_timeout, bind, advertise, records)
+    settings = Settings(timeout, peer_timeout, join_timeout, bind, advertise, records)
     _log.info("%s", place.describe())
     group = _alone(settings) if place.size == 1 else _member(place, name, settings)
     atexit.register(_close_at_exit, weakref.ref(group))
     return group
 
 
-class _Settings:
-    """Arguments first, then COMMUTE_*, then the default."""
+def _token_of_file() -> str | None:
+    if not os.environ.get("COMMUTE_TOKEN_FILE"):
+        return None
+    from commute.cluster.auth import read_token
 
-    def __init__(
-        self,
-        timeout: float | None,
-        peer_timeout: float | None,
-        join_timeout: float | None,
-        bind: str | None,
-        advertise: str | None,
-        records: str | None,
-    ) -> None:
-        self.timeout = _seconds("timeout", timeout, 1800.0)
-        self.peer_timeout = _seconds("peer_timeout", peer_timeout, 5.0)
-        self.join_timeout = _seconds("join_timeout", join_timeout, 300.0)
-        self.bind = bind or os.environ.get("COMMUTE_BIND")
-        self.advertise = advertise or os.environ.get("COMMUTE_ADVERTISE")
-        self.records = records or os.environ.get("COMMUTE_RECORDS")
+    return read_token(os.environ)
 
 
-def _seconds(name: str, given: float | None, default: float) -> float:
-    variable = f"COMMUTE_{name.upper()}"
-    text = os.environ.get(variable)
-    source = f"{name}=" if given is not None else variable
-    try:
-        value = float(given if given is not None else text or default)
-    except (TypeError, ValueError):
-        value = -1.0
-    if not value > 0:
-        raise JoinError(f"expected {source} to be seconds above 0, got {given or text!r}")
-    return value
+def _member(place: Place, name: str, settings: Settings) -> Group:
+    from commute._member import member_group
+
+    return member_group(place, name, settings)
 
 
-def _alone(settings: _Settings) -> Group:
+def _alone(settings: Settings) -> Group:
     engine = _core.Engine(0, 1, 0, 1)
     host = os.uname().nodename
     runner = Runner(
@@ -131,61 +107,7 @@ def _alone(settings: _Settings) -> Group:
         [Peer(0, host, os.getpid())],
         records=(settings.records, f"commute-alone-rank0-{os.getpid()}"),
     )
-    return Group(
-        runner, ReadyWiring("tcp"), rank=0, size=1, host=host, timeout=settings.timeout
-    )
-
-
-def _member(place: Place, name: str, settings: _Settings) -> Group:
-    deadline = time.monotonic() + settings.join_timeout
-    address, token = find_coordinator(place, name, deadline)
-    place = replace(place, coordinator=address, token=token)
-    membership, connector = join(
-        place.rank,
-        place.size,
-        place.local_rank,
-        place.local_size,
-        address,
-        token,
-        place.run,
-        name=name,
-        join_timeout=max(0.1, deadline - time.monotonic()),
-        peer_timeout=settings.peer_timeout,
-        bind=settings.bind,
-        advertise=settings.advertise,
-    )
-    return assemble(membership, connector, settings.timeout, settings.peer_timeout, settings.records)
-
-
-def assemble(
-    membership: Membership,
-    connector: Connector,
-    timeout: float,
-    peer_timeout: float,
-    records: str | None,
-) -> Group:
-    """The group of a member: engine, health thread, wiring."""
-    engine = _core.Engine(membership.rank, membership.size, 0, membership.epoch)
-    health = _core.watch(engine, membership.rank, peer_timeout)
-    health.add(membership.coordinator_fd, -1)
-    name = f"commute-{membership.run}-{membership.name}-rank{membership.rank}-{os.getpid()}"
-    runner = Runner(
-        engine,
-        membership.rank,
-        [Peer(member.rank, member.host, member.pid) for member in membership.members],
-        health=health,
-        records=(records, name.replace("/", "_")),
-    )
-    return Group(
-        runner,
-        TcpWiring(engine, health, connector),
-        rank=membership.rank,
-        size=membership.size,
-        local_rank=membership.local_rank,
-        local_size=membership.local_size,
-        host=membership.host,
-        timeout=timeout,
-    )
+    return Group(runner, ReadyWiring("tcp"), rank=0, size=1, host=host, timeout=settings.timeout)
 
 
 def _close_at_exit(reference: weakref.ref[Group]) -> None:

@@ -184,7 +184,9 @@ class Runner:
             try:
                 self._dumped = recorder.dump(self.engine.records(), *self._records)
             except OSError as problem:
-                error.add_note(f"the last operations of rank {self._rank} were not saved: {problem}")
+                error.add_note(
+                    f"the last operations of rank {self._rank} were not saved: {problem}"
+                )
                 return
         error.add_note(f"the last operations of rank {self._rank}: {self._dumped}")
 

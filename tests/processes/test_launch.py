@@ -63,8 +63,10 @@ elif what == "stubborn":
         time.sleep(60)
 elif what == "polite":
     signal.signal(signal.SIGTERM, lambda *_: (print("goodbye"), sys.exit(0)))
+    open(f"ready{rank}", "w").close()
+    while not all(os.path.exists(f"ready{r}") for r in range(size)):
+        time.sleep(0.02)
     if rank == 0:
-        time.sleep(0.5)
         sys.exit(5)
     time.sleep(60)
 elif what == "bytes":
@@ -93,6 +95,11 @@ def ready(started: Any, count: int) -> None:
     while started.out.count("ready") < count:
         assert time.monotonic() < until, started.out + started.err
         time.sleep(0.02)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what the process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 # ---- output ----
@@ -252,6 +259,26 @@ def test_a_second_ctrl_c_kills(run):
 
     assert ended.code == 130
     assert time.monotonic() - began < 2.0
+
+
+def test_ctrl_z_stops_all(run):
+    """Stopped and continued, the job goes on as if nothing had been."""
+    started = run("sleep", flags=("-n", "2"))
+    ready(started, 2)
+    started.process.send_signal(signal.SIGTSTP)
+    stopped = [pid for pid in started.pids() if state(pid) == "T"]
+    until = time.monotonic() + 5.0
+    while len(stopped) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+        stopped = [pid for pid in started.pids() if state(pid) == "T"]
+    started.process.send_signal(signal.SIGCONT)
+    time.sleep(0.2)
+    going = [pid for pid in started.pids() if state(pid) != "T"]
+    started.process.send_signal(signal.SIGINT)
+
+    assert len(stopped) == 3
+    assert len(going) == 4  # with the guardian, which never stopped
+    assert started.wait().code == 130
 
 
 def test_kill_9_leaves_no_orphan(run):

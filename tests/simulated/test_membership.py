@@ -45,7 +45,7 @@ class Process:
     refused_at: float | None = None
     fate: str = "lives"  # lives, left, failed, died, stopped
     fate_at: float = END
-    accused: bool = False
+    accused: set[int] = field(default_factory=set)  # by the processes of these connections
     heard_until: float = 0.0  # its messages keep their order
     closed: bool = False
 
@@ -182,7 +182,7 @@ class Simulation:
         ]
         if process.there and others:
             other = self.rng.choice(others)
-            other.accused = True
+            other.accused.add(process.connection)
             rank = process.hello.rank
             report = Frame(Kind.LOST, rank=other.hello.rank, by=rank, text="link broke")
             self.deliver(process, Received(process.connection, report))
@@ -257,8 +257,9 @@ def check_verdicts(simulation: Simulation) -> None:
             late += max(process.hello.peer_timeout, FIRST_BEAT_SECONDS)
             late += simulation.stalled  # each stall is a fresh start
         for peer in peers:
-            # Whoever was itself declared lost, or went, is told nothing more.
-            if peer.fate == "lives" and not peer.accused and late < END:
+            # Whoever was itself declared lost, or went, is told nothing more; an accuser knows.
+            knows = peer.connection in process.accused
+            if peer.fate_at > late and not peer.accused and not knows:
                 assert told[peer.connection], f"{peer} does not know of {process}"
                 assert told[peer.connection][0][0] <= late
 

@@ -38,10 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong = f"commute: there is no verb '{verb}'\n\n" if verb and not asked else ""
         print(f"{wrong}{_help()}", file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
-    module = importlib.import_module(f"commute.cli.{verb}")
-    options = module.parser().parse_args(arguments)
     try:
-        return int(module.run(options, os.environ))
+        module = importlib.import_module(f"commute.cli.{verb}")
+        return int(module.run(module.parser().parse_args(arguments), os.environ))
     except CommuteError as error:
         print(f"commute {verb}: {error}", file=sys.stderr)
         return 1

@@ -125,6 +125,15 @@ class Child:
             if number != signal.SIGKILL:
                 os.killpg(self.pid, signal.SIGCONT)  # a stopped process cannot obey
 
+    def suspend(self) -> None:
+        """Stops the rank and all it has started, as Ctrl-Z does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+
     def reap(self) -> int:
         """Takes the exit status of a rank that has ended, and kills what it left behind."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

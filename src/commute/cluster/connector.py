@@ -51,7 +51,7 @@ from commute.cluster.auth import (
     read_exactly,
 )
 from commute.cluster.control import Member
-from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, dial, listen
+from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
 
 __all__ = ["Connector"]
 
@@ -370,8 +370,7 @@ class Connector:
                 if error.impostor:
                     raise AuthenticationError(_impostor(peer, host, port)) from None
             except OSError as error:
-                reason = error.strerror or str(error) or "no answer"
-                link.failure = f"{format_address(host, port)}: {reason.lower()}"
+                link.failure = f"{format_address(host, port)}: {describe_failure(error)}"
             finally:
                 # Unless the link was settled meanwhile, there is no attempt any more.
                 if link.state in (_State.DIALLING, _State.INTRODUCED):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commute.cluster.children import describe_exit, exit_code
-from commute.cluster.control import Frame
+from commute.cluster.control import Frame, Kind
 from commute.cluster.nodes import is_launchers_report
 
 __all__ = ["Failure", "Failures", "excerpt"]
@@ -87,6 +87,9 @@ class Failures:
         failure = self._failure(self._order[0], tail)
         if named is None:
             return failure
+        if named.kind is Kind.LEAVE and (details := excerpt(tail(named.rank))):
+            # It said itself that it failed, and was ended by us before it could exit.
+            return Failure(named.rank, f"{named.text}; slow to exit", details, 1)
         # It fell silent, say, and was ended by us: it has neither exit code nor traceback.
         note = f"rank {named.rank} was lost before: {named.text}"
         return Failure(failure.rank, failure.how, failure.details, failure.code, note)

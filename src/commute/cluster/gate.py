@@ -15,7 +15,9 @@ at it costs the gate one socket for at most HANDSHAKE_SECONDS:
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -28,7 +30,7 @@ from commute.cluster.auth import (
     dial_handshake,
 )
 
-__all__ = ["HANDSHAKE_SECONDS", "PENDING_MAX", "Gate", "dial", "listen"]
+__all__ = ["HANDSHAKE_SECONDS", "PENDING_MAX", "Gate", "describe_failure", "dial", "listen"]
 
 HANDSHAKE_SECONDS: Final = 10.0
 PENDING_MAX: Final = 256
@@ -75,6 +77,15 @@ async def dial(
             connection.close()
             raise
     raise failure or OSError(f"{host} has no address")
+
+
+def describe_failure(error: OSError) -> str:
+    """What a dial met, in the words of the system; asyncio's hide it behind the address."""
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be resolved ({error.strerror})"
+    if error.errno is not None:
+        return os.strerror(error.errno).lower()
+    return str(error) or "no answer"
 
 
 _Resolved = list[
@@ -178,15 +189,17 @@ class Gate:
             who = format_address(str(peer[0]), int(peer[1])) if peer else "?"
             task = loop.create_task(self._receive(connection, who))
             self._pending[task] = None
-            task.add_done_callback(self._forget)
+            task.add_done_callback(functools.partial(self._ended, connection, who))
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, connection: socket.socket, who: str, task: asyncio.Task[None]) -> None:
         self._pending.pop(task, None)
         self._admitted.discard(task)
+        # A task that is cancelled before its first step never runs, so this is done here.
+        if task.cancelled():
+            self.refuse(who, "pushed out by newer connections, or this process is closing")
+            connection.close()
 
     async def _receive(self, connection: socket.socket, who: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -199,10 +212,8 @@ class Gate:
                 self.refuse(who, str(error) or "no handshake in time")
             connection.close()
             return
-        except asyncio.CancelledError:
-            self.refuse(who, "pushed out by newer connections, or closing")
-            connection.close()
-            return
+        task = asyncio.current_task()
+        assert task is not None
         self._pending.pop(task, None)
         self._admitted.add(task)
         try:
@@ -210,9 +221,6 @@ class Gate:
         except (HandshakeError, OSError) as error:
             self.refuse(who, str(error) or "too slow")
             connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
         except Exception:
             # A mistake of ours, met by one connection, must not end the others.
             self.refuse(who, "internal error")

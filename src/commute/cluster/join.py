@@ -55,7 +55,7 @@ from commute.cluster.control import (
     decode_reply,
     encode_message,
 )
-from commute.cluster.gate import HANDSHAKE_SECONDS, dial
+from commute.cluster.gate import HANDSHAKE_SECONDS, describe_failure, dial
 
 __all__ = ["Member", "Membership", "join"]
 
@@ -242,7 +242,7 @@ class _Entry:
                 self._raise_if_certain(error, rejections)
                 failure = str(error)
             except OSError as error:
-                failure = (error.strerror or str(error) or "no answer").lower()
+                failure = describe_failure(error)
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise JoinError(self._unreached(failure))
@@ -290,8 +290,10 @@ class _Entry:
                 return decode_reply(await read_exactly(connection, length))
         except TimeoutError:
             why = "it did not answer before the deadline"
-        except (HandshakeError, OSError) as error:
+        except HandshakeError as error:
             why = f"it closed the connection ({error})"
+        except OSError as error:
+            why = f"the connection broke ({describe_failure(error)})"
         except ControlError as error:
             why = str(error)
         raise JoinError(

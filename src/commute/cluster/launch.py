@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -142,6 +143,7 @@ class _Launcher:
         self._main = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         try:
             self._start_ranks(await self._meet())
             self._output.start()
@@ -166,11 +168,9 @@ class _Launcher:
             if job.endpoint is None and job.interface is not None:
                 host = interface_address(job.interface)
             host, port = await self._serve(host, port)
-        else:
-            # Resolved here and now, not by the event loop, which would start a thread for it.
-            host = _resolve(host)
-        connection = await dial_coordinator(
-            host,
+        # Resolved here and now, not by the event loop, which would start a thread for it.
+        connection, host = await dial_coordinator(
+            _resolve(host),
             port,
             token=self._token,
             run=self._run_id,
@@ -275,6 +275,16 @@ class _Launcher:
         self._tell_nodes_we_stop(f"its launcher was ended by {name}")
         self._begin(_INTERRUPTED if number == signal.SIGINT else _TERMINATED)
 
+    def _suspend(self) -> None:
+        """Ctrl-Z: without the coordinator the ranks would take each other for lost."""
+        running = [child for child in self._children if child.running]
+        for child in running:
+            child.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        # From here on somebody has continued us, by `fg` or `bg`.
+        for child in running:
+            child.resume()
+
     def _reader_gone(self) -> None:
         """Whoever read our stdout has closed it, as `head` does."""
         if self._ending is None and not self._over.is_set():
@@ -361,8 +371,9 @@ class _Launcher:
         task.add_done_callback(self._tasks.discard)
 
 
-def _resolve(host: str) -> str:
+def _resolve(host: str) -> list[str]:
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
     except OSError as error:
         raise JoinError(f"cannot find the host {host}: {error.strerror or error}") from None

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from commute._errors import AuthenticationError, JoinError
 from commute.cluster.addresses import format_address
@@ -111,7 +112,7 @@ class NodeLink:
 
 
 async def dial_coordinator(
-    host: str,
+    hosts: Sequence[str],
     port: int,
     *,
     token: str,
@@ -119,8 +120,8 @@ async def dial_coordinator(
     node: int,
     patience_s: float,
     say: Callable[[str], None],
-) -> socket.socket:
-    """A connection to the coordinator, which may not have started yet.
+) -> tuple[socket.socket, str]:
+    """A connection to the coordinator, which may not have started yet, and which host it was.
 
     Raises:
         JoinError: it did not answer in time.
@@ -128,13 +129,13 @@ async def dial_coordinator(
     """
     loop = asyncio.get_running_loop()
     introduction = Introduction(Role.LAUNCHER, Purpose.CONTROL, node, -1, 0, run)
-    address = format_address(host, port)
+    address = format_address(hosts[0], port)
     began = loop.time()
     next_line = began + _PROGRESS_S
-    while True:
+    for host in itertools.cycle(hosts):
         try:
             async with asyncio.timeout(_ATTEMPT_S):
-                return await dial(host, port, check_token(token), introduction)
+                return await dial(host, port, check_token(token), introduction), host
         except HandshakeError as error:
             if error.impostor or error.rejected:
                 raise AuthenticationError(
@@ -155,3 +156,4 @@ async def dial_coordinator(
             left = patience_s - waited
             say(f"commute: waiting for node 0 at {address} ({last}); {left:.0f} s left")
         await asyncio.sleep(_RETRY_S)
+    raise AssertionError("unreachable")

@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -135,7 +136,7 @@ class Sink:
                     count = os.write(self.fd, data[:READ_BYTES])
                 except BlockingIOError:
                     # Somebody else made the shared terminal non-blocking; try again soon.
-                    threading.Event().wait(0.01)
+                    time.sleep(0.01)
                     continue
                 except OSError:
                     self._close()
@@ -317,10 +318,8 @@ class Output:
         if self._dropping[index]:
             self._dropping[index] = False
             count, self._dropped_bytes[index] = self._dropped_bytes[index], 0
-            self._sinks[index].put(
-                b"commute: %d bytes of output were dropped; nobody read them for %d s\n"
-                % (count, STALL_S)
-            )
+            notice = f"{count} bytes of output were dropped; nobody read them for {STALL_S:g} s"
+            self._sinks[index].put(f"commute: {notice}\n".encode())
 
     def _read_again(self, index: int) -> None:
         for source in self._sources.values():

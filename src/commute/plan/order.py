@@ -46,7 +46,6 @@ class Order:
     before: Ints  # (2n, ARROWS): an event that comes before, or -1
     distance: Ints  # (2n, ARROWS): how many tiles ago
     hop: NDArray[np.bool_]  # (2n, ARROWS): whether the arrow crosses to another rank
-    credit: Ints  # (2n,): one more, for deadlock only
     levels: list[Ints]
     level: Ints  # (2n,)
 
@@ -93,7 +92,7 @@ def order(table: Table, depth: int) -> Order:
     levels, level = _levels(np.where(distance == 0, before, -1), credit)
     if (level < 0).any():
         raise PlanError(_cycle(table, np.column_stack([before, credit]), distance, level))
-    return Order(table, before, distance, hop, credit, levels, level)
+    return Order(table, before, distance, hop, levels, level)
 
 
 def _levels(before: Ints, credit: Ints) -> tuple[list[Ints], Ints]:

@@ -21,7 +21,7 @@ from .instructions import SLOTS, Flag, Op, Space
 from .order import Clocks
 from .plan import PlanError
 
-Accesses = tuple[Ints, Ints, Ints, Ints]  # instruction, space, place (see `places`), writes
+Columns = tuple[Ints, Ints, Ints, Ints]
 
 
 def tiles_to_unroll(table: Table) -> int:
@@ -38,8 +38,8 @@ def places(table: Table, rank: Ints, space: Ints, chunk: Ints) -> Ints:
     return np.asarray(rank * start[-1] + start[space] + chunk)
 
 
-def accesses(table: Table) -> Accesses:
-    """Who touches what in one tile."""
+def accesses(table: Table) -> Columns:
+    """Who touches what in one tile: instruction, space, place, and 1 for a write."""
     ranks = table.plan.ranks
     many = table["op"] == Op.REDUCE_MANY
     also = many & (table["flags"] & Flag.ALSO_OUTBOX != 0)
@@ -47,7 +47,7 @@ def accesses(table: Table) -> Accesses:
     owner = np.where(of_peer, table["peer"], table.rank)
     reads = (table["src_space"] != Space.NONE) & ~many
     writes = table["dst_space"] != Space.NONE
-    found: list[Accesses] = []
+    found: list[Columns] = []
 
     def add(chosen: Ints, rank: Ints, space: Ints, chunk: Ints, write: int) -> None:
         i, offset = table.expand(chosen)
@@ -97,10 +97,11 @@ def check_races(clocks: Clocks) -> None:
         raise PlanError(_race(table, int(who[a]), int(who[b]), int(tile[b] - tile[a])))
 
 
-def _unrolled(table: Table, tiles: int) -> Accesses:
+def _unrolled(table: Table, tiles: int) -> Columns:
+    """Who touches what in several tiles: instruction, memory, tile, and 1 for a write."""
     instruction, space, place, write = accesses(table)
     size = table.plan.ranks * sum(table.plan.blocks) * table.plan.chunks
-    columns: list[Accesses] = []
+    columns: list[Columns] = []
     for tile in range(tiles):
         here = np.ones(len(space), dtype=bool) if tile == 0 else space >= Space.SCRATCH
         slot = np.where(space == Space.OUTBOX, tile % SLOTS, 0)

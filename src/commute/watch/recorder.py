@@ -7,13 +7,12 @@ that the files of several ranks can be laid side by side: `sequence` is the same
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 FIELDS = (
     "number",
@@ -39,13 +38,12 @@ def rows(records: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def dump(records: Iterable[tuple[Any, ...]], directory: str | None, name: str) -> Path:
     """Write the records to `name`.jsonl in the directory (the temporary one by default)."""
     folder = Path(directory or tempfile.gettempdir())
-    encoder = msgspec.json.Encoder()
-    lines = b"".join(encoder.encode(row) + b"\n" for row in rows(records))
+    lines = "".join(json.dumps(row) + "\n" for row in rows(records))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
     # Not through a file that somebody else may have put there.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "w") as file:
         file.write(lines)
     return path

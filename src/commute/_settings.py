@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a world: arguments first, then COMMUTE_*, then the default."""
+
+from __future__ import annotations
+
+import os
+
+from commute._errors import JoinError
+
+
+class Settings:
+    """Arguments first, then COMMUTE_*, then the default."""
+
+    def __init__(
+        self,
+        timeout: float | None,
+        peer_timeout: float | None,
+        join_timeout: float | None,
+        bind: str | None,
+        advertise: str | None,
+        records: str | None,
+    ) -> None:
+        self.timeout = _seconds("timeout", timeout, 1800.0)
+        self.peer_timeout = _seconds("peer_timeout", peer_timeout, 5.0)
+        self.join_timeout = _seconds("join_timeout", join_timeout, 300.0)
+        self.bind = bind or os.environ.get("COMMUTE_BIND")
+        self.advertise = advertise or os.environ.get("COMMUTE_ADVERTISE")
+        self.records = records or os.environ.get("COMMUTE_RECORDS")
+
+
+def _seconds(name: str, given: float | None, default: float) -> float:
+    variable = f"COMMUTE_{name.upper()}"
+    text = os.environ.get(variable)
+    source = f"{name}=" if given is not None else variable
+    try:
+        value = float(given if given is not None else text or default)
+    except (TypeError, ValueError):
+        value = -1.0
+    if not value > 0:
+        raise JoinError(f"expected {source} to be seconds above 0, got {given or text!r}")
+    return value

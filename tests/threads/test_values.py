@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective against NumPy: algorithms, group sizes, lengths, dtypes and operations.
+
+The full product is too large to run each time. Each size of group runs every algorithm with every
+dtype and operation, and every algorithm with every length; what is left open is drawn by a seed.
+Inputs are numbers whose sums and products are exact in any order, so results are compared by bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from commute import Group, plan
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+INTEGERS = [np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")]
+FLOATS = [np.dtype("float16"), BFLOAT16, np.dtype("float32"), np.dtype("float64")]
+DTYPES = [*INTEGERS, *FLOATS]
+OPS = ("sum", "mean", "prod", "min", "max")
+COMBINE = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+SIZES = range(1, 10)
+ALLREDUCES = plan.algorithms("allreduce")
+# Above one tile, so that tiles overlap and the in-memory link fills up.
+LARGE = 300_007
+
+
+class Case(NamedTuple):
+    call: str
+    algorithm: str | None
+    dtype: np.dtype[Any]
+    op: str
+    length: int
+    root: int
+
+
+def lengths(size: int) -> list[int]:
+    return sorted({0, 1, max(0, size - 1), size, size + 1, 37, 1023})
+
+
+def legal(dtype: np.dtype[Any], op: str) -> bool:
+    return op != "mean" or dtype in FLOATS
+
+
+def cases(size: int, seed: int) -> list[Case]:
+    rng = np.random.default_rng([seed, size])
+    pairs = [(d, op) for d, op in itertools.product(DTYPES, OPS) if legal(d, op)]
+    drawn: list[Case] = []
+
+    def add(call: str, algorithm: str | None, pair: Any, length: int) -> None:
+        drawn.append(Case(call, algorithm, *pair, length, int(rng.integers(size))))
+
+    for call in ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather"):
+        for algorithm in plan.algorithms(call):
+            for pair in pairs if "reduce" in call else [(d, "sum") for d in DTYPES]:
+                add(call, algorithm, pair, int(rng.choice(lengths(size))))
+            for length in lengths(size):
+                add(call, algorithm, pairs[rng.integers(len(pairs))], length)
+        add(call, None, pairs[rng.integers(len(pairs))], LARGE // size)
+    for algorithm in ALLREDUCES:
+        add("allreduce", algorithm, pairs[rng.integers(len(pairs))], LARGE)
+    rng.shuffle(drawn)  # type: ignore[arg-type]
+    return [Case(*case) for case in drawn]
+
+
+def contribution(case: Case, number: int, seed: int, size: int, rank: int) -> np.ndarray:
+    """What a rank brings along."""
+    rng = np.random.default_rng([seed, number, rank])
+    shape = (size, case.length) if case.call == "reduce_scatter" else (case.length,)
+    if case.dtype in INTEGERS:
+        info = np.iinfo(case.dtype)
+        return rng.integers(info.min, info.max, shape, case.dtype, endpoint=True)
+    if case.op == "prod":
+        return rng.choice([-2.0, -1.0, 0.5, 1.0, 2.0], shape).astype(case.dtype)
+    return rng.integers(-8, 8, shape, endpoint=True).astype(case.dtype)
+
+
+def fold(op: str, parts: list[np.ndarray]) -> np.ndarray:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total = COMBINE[op](total, part)
+    if op != "mean":
+        return total
+    wide = np.float64 if total.dtype == np.float64 else np.float32
+    return (total.astype(wide) / wide(len(parts))).astype(total.dtype)
+
+
+def expected(case: Case, parts: list[np.ndarray], rank: int) -> np.ndarray:
+    if case.call == "broadcast":
+        return parts[case.root]
+    if case.call == "allgather":
+        return np.stack(parts)
+    if case.call == "reduce" and rank != case.root:
+        return parts[rank]
+    whole = fold(case.op, parts)
+    return whole[rank] if case.call == "reduce_scatter" else whole
+
+
+def perform(group: Group, case: Case, x: np.ndarray) -> np.ndarray:
+    call = getattr(group, case.call)
+    options: dict[str, Any] = {"algorithm": case.algorithm}
+    if "reduce" in case.call:
+        options["op"] = case.op
+    if case.call in ("reduce", "broadcast"):
+        options["root"] = case.root
+    return call(x, **options)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_everything_against_numpy(ranks, seed, size):
+    """All calls of one group in one long program; each result by bits, on each rank."""
+    drawn = cases(size, seed)
+
+    def work(group: Group) -> list[np.ndarray]:
+        return [
+            perform(group, case, contribution(case, number, seed, size, group.rank))
+            for number, case in enumerate(drawn)
+        ]
+
+    got = ranks(size).values(work)
+    for number, case in enumerate(drawn):
+        parts = [contribution(case, number, seed, size, rank) for rank in range(size)]
+        for rank in range(size):
+            wanted = expected(case, parts, rank)
+            found = got[rank][number]
+            # A product of zeros has a sign that depends on the order; there are no zeros in it.
+            assert same_bits(found, wanted), (case, rank, found[:5], wanted[:5])
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_identical_bits_on_all_ranks(ranks, rng, algorithm):
+    """Numbers whose sum depends on the order: still the same bits everywhere."""
+    for size, dtype in [(3, "float32"), (5, "float64"), (6, "float16"), (7, BFLOAT16)]:
+        values = rng.standard_normal((size, 4099)).astype(dtype)
+        results = ranks(size).values(
+            lambda group, v=values: group.allreduce(v[group.rank].copy(), algorithm=algorithm)
+        )
+
+        assert len({result.tobytes() for result in results}) == 1
+        close = 0.2 if np.dtype(dtype).itemsize == 2 else 1e-4
+        np.testing.assert_allclose(
+            results[0].astype("float64"), values.astype("float64").sum(0), rtol=close, atol=close
+        )
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_deterministic_is_the_sum_in_rank_order(ranks, rng, size, dtype):
+    """deterministic=True is NumPy's left fold over the ranks, bit for bit, whatever the length."""
+    group_of = ranks(size)
+    for length in (1, 17, 1500, 70_001):
+        values = rng.standard_normal((size, length)).astype(dtype)
+        results = group_of.values(
+            lambda group, v=values: group.allreduce(v[group.rank].copy(), deterministic=True)
+        )
+        wanted = fold("sum", list(values))
+
+        assert {result.tobytes() for result in results} == {wanted.tobytes()}
+
+
+def test_deterministic_refuses_plans_that_are_not(ranks):
+    """Forcing an algorithm that does not add in rank order raises, and names one that does."""
+
+    def work(group: Group) -> Any:
+        with pytest.raises(ValueError, match="choose from gather-to-root"):
+            group.allreduce(np.ones(3), algorithm="ring", deterministic=True)
+        return group.allreduce(np.ones(3), algorithm="gather-to-root", deterministic=True)[0]
+
+    assert ranks(4).values(work) == [4.0] * 4
+
+
+def test_not_a_number_spreads(ranks):
+    """A NaN of one rank is in everybody's result, in every operation and float."""
+
+    def work(group: Group) -> list[bool]:
+        answers = []
+        for dtype, op in itertools.product(FLOATS, OPS):
+            x = np.array([1.0, 2.0], dtype)
+            if group.rank == 1:
+                x[0] = np.nan
+            group.allreduce(x, op)
+            answers.append(bool(np.isnan(x[0]) and not np.isnan(x[1])))
+        return answers
+
+    assert all(map(all, ranks(3).values(work)))
+
+
+def test_in_place_returns_the_same_object(ranks):
+    """allreduce, broadcast and reduce work in place; with out= x is left alone."""
+
+    def work(group: Group) -> None:
+        x = np.full(5, group.rank + 1.0)
+        assert group.allreduce(x) is x
+        assert group.broadcast(x, root=1) is x
+        assert group.reduce(x, root=2) is x
+        x = np.full(5, group.rank + 1.0)
+        out = np.zeros(5)
+        assert group.allreduce(x, out=out) is out
+        np.testing.assert_array_equal(out, 6.0)
+        assert group.broadcast(x, root=2, out=out) is out
+        np.testing.assert_array_equal(out, 3.0)
+        assert group.reduce(x, root=0, op="max", out=out) is out
+        np.testing.assert_array_equal(out, 3.0)
+        assert group.allreduce(x, out=x) is x
+        np.testing.assert_array_equal(x, 6.0)
+
+    ranks(3).values(work)
+
+
+def test_out_of_the_gathering_calls(ranks):
+    """allgather and reduce_scatter make a new array, or fill out=."""
+
+    def work(group: Group) -> None:
+        x = np.arange(6.0).reshape(2, 3) + group.rank
+        gathered = group.allgather(x)
+        assert gathered.shape == (2, 2, 3)
+        out = np.zeros((2, 2, 3))
+        assert group.allgather(x, out=out) is out
+        np.testing.assert_array_equal(out, gathered)
+        part = group.reduce_scatter(gathered)
+        assert part.shape == (2, 3)
+        np.testing.assert_array_equal(part, 2 * gathered[group.rank])
+        into = np.zeros((2, 3))
+        assert group.reduce_scatter(gathered, out=into) is into
+        np.testing.assert_array_equal(into, part)
+
+    ranks(2).values(work)
+
+
+def test_reduce_leaves_the_others_alone(ranks):
+    """Off the root x may even be read-only, and keeps its value."""
+
+    def work(group: Group) -> np.ndarray:
+        x = np.full(1000, group.rank + 1.0)
+        x.flags.writeable = group.rank == 1
+        return group.reduce(x, root=1, op="prod")
+
+    results = ranks(4).values(work)
+
+    assert [result[0] for result in results] == [1.0, 24.0, 3.0, 4.0]
+
+
+def test_mean_of_integers_is_a_type_error(ranks):
+    def work(group: Group) -> None:
+        for call in (group.allreduce, group.reduce):
+            with pytest.raises(TypeError, match="mean of integers; use op='sum' or cast"):
+                call(np.ones(4, "int32"), op="mean")
+        with pytest.raises(TypeError, match="mean of integers"):
+            group.reduce_scatter(np.ones((2, 4), "int32"), op="mean")
+        group.barrier()
+
+    ranks(2).values(work)
+
+
+def test_arguments_are_checked_before_anything_is_sent(ranks):
+    """A mistake in the arguments is this rank's alone: the group goes on."""
+
+    def work(group: Group) -> float:
+        x = np.ones(4)
+        with pytest.raises(ValueError, match="one of sum, mean, prod, min, max, got 'median'"):
+            group.allreduce(x, op="median")
+        with pytest.raises(ValueError, match="by 'rings' is not known; choose from ring, tree"):
+            group.allreduce(x, algorithm="rings")
+        with pytest.raises(ValueError, match="root= from 0 to 1, got 2"):
+            group.broadcast(x, root=2)
+        with pytest.raises(ValueError, match="root= from 0 to 1, got -1"):
+            group.reduce(x, root=-1)
+        with pytest.raises(ValueError, match=r"leading axis of length 2 .* got shape \(4,\)"):
+            group.reduce_scatter(x)
+        with pytest.raises(ValueError, match=r"out= of shape \(2, 4\)"):
+            group.allgather(x, out=np.ones(8))
+        with pytest.raises(ValueError, match=r"out= of shape \(4,\) .* another dtype"):
+            group.allreduce(x, out=np.ones(4, "float32"))
+        with pytest.raises(ValueError, match="overlaps x"):
+            whole = np.ones(6)
+            group.allreduce(whole[:4], out=whole[2:])
+        with pytest.raises(ValueError, match="to=0, which is this one|to=1, which is this one"):
+            group.send(x, to=group.rank)
+        return float(group.allreduce(x)[0])
+
+    assert ranks(2).values(work) == [2.0, 2.0]
+
+
+def test_one_shot_goes_through_the_executor(ranks):
+    """put, signal, wait and reduce_many run on outboxes: no message travels, results are right."""
+    rng = np.random.default_rng(7)
+    values = rng.standard_normal((4, 200_003)).astype("float32")
+    group_of = ranks(4)
+    before = [group._runner.engine.messages for group in group_of.groups]
+    results = group_of.values(
+        lambda group: group.allreduce(values[group.rank].copy(), algorithm="one-shot")
+    )
+    after = [group._runner.engine.messages for group in group_of.groups]
+    group_of.values(lambda group: group.allreduce(values[group.rank].copy(), algorithm="ring"))
+    ringed = [group._runner.engine.messages for group in group_of.groups]
+
+    assert {r.tobytes() for r in results} == {fold("sum", list(values)).tobytes()}
+    assert after == before
+    assert all(now > then for now, then in zip(ringed, after, strict=True))
+    assert group_of.groups[0].records()[0]["algorithm"] == "one-shot"
