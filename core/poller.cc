@@ -63,8 +63,7 @@ bool Poller::sleep(int timeout_ms) {
 }
 
 void Poller::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!sleeping_.load(std::memory_order_relaxed)) return;
+  if (!sleeping_.exchange(false, std::memory_order_acq_rel)) return;
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event_fd_, &one, sizeof one);
 }

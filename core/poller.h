@@ -30,10 +30,7 @@ class Poller {
   void add(int fd, Readiness* readiness);
   void remove(int fd);
 
-  void about_to_sleep() {
-    sleeping_.store(true, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
+  void about_to_sleep() { sleeping_.exchange(true, std::memory_order_acq_rel); }
   // Sleeps until something is ready, `wake`, a signal, or `timeout_ms`; 0 only looks. Returns true
   // when something was ready.
   bool sleep(int timeout_ms);

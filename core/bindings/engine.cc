@@ -129,10 +129,7 @@ void bind_error(nb::module_& module) {
   });
 }
 
-}  // namespace
-
-void bind_engine(nb::module_& module) {
-  bind_error(module);
+void bind_operation(nb::module_& module) {
   nb::class_<Operation>(module, "Operation")
       .def_prop_ro("finished", &Operation::finished)
       .def_prop_ro("sequence", [](const Operation& operation) { return operation.sequence; })
@@ -140,17 +137,11 @@ void bind_engine(nb::module_& module) {
           "failure", [](const Operation& operation) { return failure_tuple(operation.failure); },
           nb::for_getter(nb::sig(kFailureSignature)))
       .def("describe", [](const Operation& operation) { return operation.call.describe(); });
-  nb::class_<Executor>(module, "Executor").def_prop_ro("peers", [](const Executor& executor) {
-    return executor.plan().peers();
-  });
-  nb::class_<Engine>(module, "Engine")
-      .def(
-          "__init__",
-          [](Engine* self, int rank, int ranks, uint32_t group, uint32_t epoch) {
-            new (self)
-                Engine(Engine::Settings{rank, ranks, group, epoch}, std::make_shared<Poller>());
-          },
-          nb::arg("rank"), nb::arg("ranks"), nb::arg("group"), nb::arg("epoch"))
+  nb::class_<Executor>(module, "Executor");
+}
+
+void bind_links(nb::class_<Engine>& engine) {
+  engine
       .def(
           "add_tcp_link",
           [](Engine& self, int peer, int fd) {
@@ -164,8 +155,11 @@ void bind_engine(nb::module_& module) {
           },
           nb::arg("peer"), nb::arg("fd"))
       .def("has_link", &Engine::has_link, nb::arg("peer"))
-      .def("has_pair_link", &Engine::has_pair_link, nb::arg("peer"))
-      .def("bind", &Engine::bind, nb::arg("plan"), nb::arg("tile_bytes"), nb::keep_alive<0, 1>())
+      .def("has_pair_link", &Engine::has_pair_link, nb::arg("peer"));
+}
+
+void bind_calls(nb::class_<Engine>& engine) {
+  engine.def("bind", &Engine::bind, nb::arg("plan"), nb::arg("tile_bytes"), nb::keep_alive<0, 1>())
       .def("submit", &submit, nb::arg("executor"), nb::arg("in_address"), nb::arg("out_address"),
            nb::arg("count"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("mean"),
            nb::arg("timeout"), nb::arg("background"))
@@ -177,7 +171,11 @@ void bind_engine(nb::module_& module) {
             return self.wait(operation, in_seconds(seconds));
           },
           nb::arg("operation"), nb::arg("seconds"), Release())
-      .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release())
+      .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release());
+}
+
+void bind_state(nb::class_<Engine>& engine) {
+  engine
       .def(
           "fail",
           [](Engine& self, int code, int rank, int by, uint64_t operation, std::string text) {
@@ -185,7 +183,6 @@ void bind_engine(nb::module_& module) {
           },
           nb::arg("code"), nb::arg("rank"), nb::arg("by"), nb::arg("operation"), nb::arg("text"),
           Release())
-      .def("peer_left", &Engine::peer_left, nb::arg("rank"))
       .def_prop_ro(
           "failure", [](const Engine& self) { return failure_tuple(self.failure()); },
           nb::for_getter(nb::sig(kFailureSignature)))
@@ -198,6 +195,23 @@ void bind_engine(nb::module_& module) {
             self.close(std::chrono::milliseconds(static_cast<int64_t>(linger_seconds * 1000)));
           },
           nb::arg("linger_seconds"), Release());
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  bind_error(module);
+  bind_operation(module);
+  nb::class_<Engine> engine(module, "Engine");
+  engine.def(
+      "__init__",
+      [](Engine* self, int rank, int ranks, uint32_t group, uint32_t epoch) {
+        new (self) Engine(Engine::Settings{rank, ranks, group, epoch}, std::make_shared<Poller>());
+      },
+      nb::arg("rank"), nb::arg("ranks"), nb::arg("group"), nb::arg("epoch"));
+  bind_links(engine);
+  bind_calls(engine);
+  bind_state(engine);
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
              nb::arg("slot_bytes"));

@@ -442,6 +442,7 @@ class Group:
         collective, name, root = key
         with self._binding:
             plan = plans.build(collective, name, self.size, root)
+            plans.prove(plan)
             for peer in plan.peers(self.rank):
                 self._wiring.link(peer, limit, self._runner.check)
             executor = self._runner.engine.bind(core_plan(plan, self.rank), plans.tile_bytes(plan))

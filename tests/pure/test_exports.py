@@ -34,15 +34,14 @@ def state():
         "sockets": sum(name.startswith(("socket:", "anon_inode:")) for name in files),
     }
 
-began = time.perf_counter()
+began = time.process_time()
 import numpy, msgspec
 before = state()
-between = time.perf_counter()
 import commute
-ended = time.perf_counter()
+ended = time.process_time()
 print(json.dumps({
     "before": before, "after": state(), "modules": sorted(sys.modules),
-    "own_ms": (ended - between) * 1e3, "whole_ms": (ended - began) * 1e3,
+    "whole_ms": (ended - began) * 1e3,
 }))
 """
 
@@ -99,7 +98,10 @@ def test_import_has_no_side_effects(imported: dict[str, Any]) -> None:
 
 
 def test_import_is_quick(imported: dict[str, Any]) -> None:
-    """`import commute` takes under 150 ms, NumPy included; the best of three on a busy machine."""
+    """`import commute` takes under 150 ms, NumPy included; the best of three.
+
+    Processor time, not the clock on the wall: the tests may share their cores with anything.
+    """
     times = [imported["whole_ms"], report()["whole_ms"], report()["whole_ms"]]
 
     assert min(times) < 150.0

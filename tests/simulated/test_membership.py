@@ -66,6 +66,7 @@ class Simulation:
         self.processes: dict[int, Process] = {}
         self.failed: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.first_told: dict[tuple[str, int], int] = {}
+        self.stalls = 0
         self.stalled = 0.0
         self._stalled_until = 0.0
         self._stalls_left = self.rng.choice([0, 0, 1, 3])
@@ -136,6 +137,7 @@ class Simulation:
     def tick(self) -> None:
         if self._stalls_left and self.rng.random() < 0.01:
             self._stalls_left -= 1
+            self.stalls += 1
             length = self.rng.uniform(1, 8)
             self.stalled += length
             self._stalled_until = self.now + length
@@ -159,7 +161,8 @@ class Simulation:
                     self.first_told.setdefault(process.world, frame.rank)
 
     def live(self, process: Process) -> None:
-        first = self.rng.uniform(0, FIRST_BEAT_SECONDS - 1)
+        # Stalls shorter than half a peer_timeout (2.5 s) are not forgiven.
+        first = self.rng.uniform(0, FIRST_BEAT_SECONDS - 3)
         self.at(self.now + first, lambda: self.beat(process))
         fate = self.rng.choice(["left", "left", "left", "failed", "died", "stopped", "accuses"])
         when = self.now + self.rng.uniform(0, 40)
@@ -254,8 +257,8 @@ def check_verdicts(simulation: Simulation) -> None:
             continue
         late = process.fate_at + simulation.stalled + 3 * TICK + DELAY_MAX
         if process.fate == "stopped":
-            late += max(process.hello.peer_timeout, FIRST_BEAT_SECONDS)
-            late += simulation.stalled  # each stall is a fresh start
+            limit = max(process.hello.peer_timeout, FIRST_BEAT_SECONDS)
+            late += limit * (1 + simulation.stalls)  # after each stall it starts afresh
         for peer in peers:
             # Whoever was itself declared lost, or went, is told nothing more; an accuser knows.
             knows = peer.connection in process.accused

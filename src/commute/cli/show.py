@@ -13,7 +13,7 @@ the very data that is executed, and is verified before it is shown.
 
   commute show plan ring --ranks 4                       allreduce by a ring of four
   commute show plan halving-doubling --ranks 6 --rank 5  what rank 5 of six does
-  commute show plan tree --collective broadcast --ranks 8 --root 3"""
+  commute show plan binomial --collective broadcast --ranks 8 --root 3"""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -156,7 +156,11 @@ class Connector:
         if self._closed or not self._thread.is_alive():
             work.close()
             raise ClosedError("the links of this group are closed; make a new group with init()")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # another thread closed it just now
+            work.close()
+            raise ClosedError("the group was closed while this call waited") from None
         try:
             while not concurrent.futures.wait([future], timeout=SLICE_SECONDS).done:
                 if check is not None:
@@ -212,6 +216,8 @@ class Connector:
             raise ValueError(f"purpose {purpose} is not for links between members")
         self.run(self._open(key, deadline), check=check)
         with self._lock:
+            if self._closed:
+                raise ClosedError("the group was closed while this call waited")
             return self._links[key].take().detach()
 
     def on_control(self, take: Callable[[int, int], None]) -> None:
@@ -266,8 +272,9 @@ class Connector:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for link in self._links.values():
-            link.drop()
+        with self._lock:
+            for link in self._links.values():
+                link.drop()
 
     # The peer dials
 

@@ -14,7 +14,7 @@ from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, pipelined
 from .show import show
-from .verify import Report, verify
+from .verify import Report, prove, verify
 
 __all__ = [
     "INSTRUCTION",
@@ -33,6 +33,7 @@ __all__ = [
     "choose",
     "in_rank_order",
     "pipelined",
+    "prove",
     "show",
     "tile_bytes",
     "verify",

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -110,7 +110,8 @@ def test_garbage_is_no_introduction(garbage: bytes) -> None:
 def test_unknown_role_and_purpose_are_refused(field: str) -> None:
     """Also when they are proved: an older or newer commute."""
     greeting = greet()
-    claim = dataclasses.replace(CLAIM, **{field: 9})
+    unknown: dict[str, Any] = {field: 9}
+    claim = dataclasses.replace(CLAIM, **unknown)
 
     with pytest.raises(HandshakeError, match="unknown role"):
         verify_introduction(KEY, "run-1", greeting, introduce(KEY, greeting, claim))
@@ -119,7 +120,7 @@ def test_unknown_role_and_purpose_are_refused(field: str) -> None:
 def shake(dialer: Awaitable[T], acceptor: Awaitable[object]) -> list[object]:
     async def both() -> list[object]:
         async with asyncio.timeout(5):
-            return await asyncio.gather(dialer, acceptor, return_exceptions=True)
+            return list(await asyncio.gather(dialer, acceptor, return_exceptions=True))
 
     return asyncio.run(both())
 
