@@ -98,7 +98,11 @@ void Health::spread(const Failure& failure) {
   const std::string frame = encode({ControlKind::kAbandon, static_cast<uint8_t>(failure.code),
                                     failure.rank, failure.by, failure.operation, failure.text});
   const std::lock_guard lock(mutex_);
-  for (auto& [rank, member] : members_) send_to(member, frame);
+  for (auto& [rank, member] : members_) {
+    // Every member reports to the coordinator what it noticed itself, and nothing else.
+    if (rank < 0 && failure.by != rank_) continue;
+    send_to(member, frame);
+  }
 }
 
 void Health::close(bool failed, const std::string& why, std::chrono::milliseconds linger) {
@@ -221,7 +225,9 @@ void Health::handle(int rank, const ControlFrame& frame) {
       return callbacks_.failed({FailureCode::kPeerLost, frame.rank, rank, 0, frame.text});
     }
     case ControlKind::kLost:
-      return callbacks_.failed({FailureCode::kPeerLost, frame.rank, frame.by, 0, frame.text});
+      return callbacks_.failed(
+          {FailureCode::kPeerLost, frame.rank, frame.by, 0,
+           frame.rank == rank_ ? "the others have given this rank up: " + frame.text : frame.text});
     case ControlKind::kAbandon: {
       const bool known = frame.code >= static_cast<uint8_t>(FailureCode::kMismatch) &&
                          frame.code <= static_cast<uint8_t>(FailureCode::kProtocol);

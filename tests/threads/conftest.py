@@ -13,7 +13,7 @@ import pytest
 from commute import Group
 from commute.testing import memory_groups
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 15.0
 
 
 class Ranks:

@@ -20,7 +20,6 @@ from .order import clocks, order
 from .plan import Plan
 from .races import check_races, tiles_to_unroll
 
-
 # A proof takes some 10 us per instruction. Up to this many (a ring of 16 ranks has 1,920) nobody
 # notices it when a plan is bound; larger plans of ours are proved by the tests, up to 128 ranks.
 PROVED_AT_BINDING = 4096
