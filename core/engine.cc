@@ -93,6 +93,13 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
   {
     const std::lock_guard lock(mutex_);
     if (failure_.code != FailureCode::kNone) throw Error(failure_);
+    const int peer = operation->peer;
+    if (!operation->executor && (peer < 0 || peer >= settings_.ranks || !has_pair_link(peer)))
+      throw std::invalid_argument("there is no link to rank " + std::to_string(peer) +
+                                  "; add one before sending or receiving");
+    // First, as it may fail: an operation that was refused must not stay queued.
+    if (background && !progress_thread_.joinable())
+      progress_thread_ = std::thread([this] { background_loop(); });
     static const std::string kNoAlgorithm;
     if (operation->executor) {
       operation->sequence = ++submitted_;
@@ -104,8 +111,6 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
       posted_.push_back(operation);
       has_posted_.store(true, std::memory_order_release);
     }
-    if (background && !progress_thread_.joinable())
-      progress_thread_ = std::thread([this] { background_loop(); });
     if (background) changed_.notify_all();
   }
   if (background) poller_->wake();  // somebody may be driving, asleep
@@ -116,14 +121,10 @@ bool Engine::wait(const std::shared_ptr<Operation>& operation, Clock::time_point
   waiters_.fetch_add(1);
   std::unique_lock lock(mutex_);
   while (!operation->finished()) {
-    if (!driving_) {
-      driving_ = true;
-      lock.unlock();
-      drive(operation.get(), until);
-      lock.lock();
-      driving_ = false;
-      changed_.notify_all();
-      break;
+    if (!driving_ && withdrawing_.load() == 0) {
+      hold(lock, operation.get(), until);
+      if (Clock::now() >= until) break;
+      continue;
     }
     poller_->wake();  // the progress thread gives way
     if (changed_.wait_until(lock, until) == std::cv_status::timeout) break;
@@ -135,12 +136,13 @@ bool Engine::wait(const std::shared_ptr<Operation>& operation, Clock::time_point
 
 bool Engine::withdraw(const std::shared_ptr<Operation>& receive) {
   std::unique_lock lock(mutex_);
-  waiters_.fetch_add(1);
+  withdrawing_.fetch_add(1);
   while (driving_) {
     poller_->wake();
     changed_.wait_for(lock, kSlice);
   }
-  waiters_.fetch_sub(1);
+  withdrawing_.fetch_sub(1);
+  changed_.notify_all();  // whoever gave way goes on once the lock is free
   if (receive->finished()) return false;
   const auto found = std::find(posted_.begin(), posted_.end(), receive);
   bool gone = found != posted_.end();
@@ -149,6 +151,7 @@ bool Engine::withdraw(const std::shared_ptr<Operation>& receive) {
   if (!gone && pair != nullptr) gone = pair->withdraw(*receive);
   if (!gone) return false;
   std::erase(in_pairs_, receive);
+  std::erase_if(busy_pairs_, [](const Pair* busy) { return busy->idle(); });
   receive->fail({FailureCode::kTimeout, receive->peer, settings_.rank, 0, "withdrawn"});
   recorder_.end(receive->record, *receive);
   return true;
@@ -160,7 +163,8 @@ void Engine::fail(Failure failure) {
   {
     std::unique_lock lock(mutex_);
     if (failure_.code != FailureCode::kNone) return;
-    if (failure.code == FailureCode::kPeerLost && failure.rank >= 0 && left_[size_t(failure.rank)])
+    const bool known = failure.rank >= 0 && failure.rank < settings_.ranks;
+    if (failure.code == FailureCode::kPeerLost && known && left_[size_t(failure.rank)])
       failure.text = "it had finished and left the job";
     failure_ = failure;
     failed_.store(true);
@@ -195,8 +199,6 @@ void Engine::broken(Failure failure) {
     });
   }
   fail(std::move(failure));
-  const std::lock_guard lock(mutex_);
-  drain();
 }
 
 // Gives the failure to everything pending. With mutex_, as the driver or when there is none.
@@ -219,37 +221,52 @@ void Engine::drain() {
 
 // --- driving ---
 
+// Takes the progress lock, which must be free, drives, and gives it back.
+void Engine::hold(std::unique_lock<std::mutex>& lock, const Operation* target,
+                  Clock::time_point until) {
+  driving_ = true;
+  lock.unlock();
+  try {
+    drive(target, until);
+  } catch (const Error& error) {
+    broken(error.failure());
+  } catch (const std::exception& error) {  // out of memory, say: never a reason to hang
+    broken({FailureCode::kProtocol, -1, settings_.rank, 0,
+            "rank " + std::to_string(settings_.rank) + " cannot go on: " + error.what()});
+  }
+  lock.lock();
+  driving_ = false;
+  // `fail` leaves this to the driver, who may have been on its way out.
+  if (failure_.code != FailureCode::kNone) drain();
+  changed_.notify_all();
+}
+
+// Raises Error, and whatever else goes wrong.
 void Engine::drive(const Operation* target, Clock::time_point until) {
-  idle_since_ = Clock::time_point::max();
   for (;;) {
     if (target != nullptr && target->finished()) return;
-    if (failed_.load(std::memory_order_acquire)) {
-      const std::lock_guard lock(mutex_);
-      drain();
-      return;
-    }
-    bool moved;
-    try {
-      moved = turn();
-    } catch (const Error& error) {
-      broken(error.failure());
-      return;
-    }
+    if (failed_.load(std::memory_order_acquire)) return;
+    const bool moved = turn();
     const auto now = Clock::now();
     if (moved) {
       idle_since_ = Clock::time_point::max();
-      if (now >= until) return;
+      if (now >= until || gives_way(target)) return;
     } else if (!idle_drive(target, now, until)) {
       return;
     }
   }
 }
 
+bool Engine::gives_way(const Operation* target) const {
+  return withdrawing_.load() > 0 || (target == nullptr && waiters_.load() > 0);
+}
+
 // Nothing moved: climbs the ladder. False when the driver should stop.
 bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until) {
+  if (gives_way(target)) return false;
   if (target == nullptr) {
     const std::lock_guard lock(mutex_);
-    if (!work_left() || waiters_.load() > 0 || closing_) return false;
+    if (!work_left() || closing_) return false;
   }
   if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
   const auto idle = now - idle_since_;
@@ -258,28 +275,16 @@ bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::t
     return true;
   }
   if (now >= until) return false;
-  try {
-    look_for_trouble(now, idle);
-  } catch (const Error& error) {
-    broken(error.failure());
-    return false;
-  }
+  look_for_trouble(now, idle);
   poller_->about_to_sleep();
-  bool moved;
-  try {
-    moved = turn();
-  } catch (const Error& error) {
-    broken(error.failure());
-    return false;
-  }
-  if (moved || failed_.load() || (target != nullptr && target->finished())) {
+  if (turn()) {
     idle_since_ = Clock::time_point::max();
     return true;
   }
+  if (failed_.load() || gives_way(target)) return true;  // both are looked at next
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now);
   const auto nap = std::clamp<int64_t>(left.count(), 1, kSlice.count());
   const bool ready = poller_->sleep(static_cast<int>(nap));
-  if (target == nullptr && waiters_.load() > 0) return false;
   return ready || Clock::now() < until;
 }
 
@@ -291,16 +296,19 @@ bool Engine::turn() {
 bool Engine::turn_collective() {
   if (!running_) {
     if (!has_queued_.load(std::memory_order_acquire)) return false;
-    const std::lock_guard lock(mutex_);
-    if (queue_.empty()) {
-      has_queued_.store(false, std::memory_order_relaxed);
-      return false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue_.empty()) {
+        has_queued_.store(false, std::memory_order_relaxed);
+        return false;
+      }
+      running_ = std::move(queue_.front());
+      queue_.pop_front();
     }
-    running_ = std::move(queue_.front());
-    queue_.pop_front();
     announced_ = false;
+    idle_since_ = Clock::time_point::max();
     running_->state.store(Operation::State::kRunning, std::memory_order_relaxed);
-    running_->executor->begin(*running_);
+    running_->executor->begin(*running_);  // may copy a large array: not under the mutex
   }
   const auto before = running_->executor->messages();
   const auto progress = running_->executor->advance();
@@ -328,6 +336,7 @@ void Engine::take_posted() {
       busy_pairs_.push_back(pair);
   }
   posted_.clear();
+  idle_since_ = Clock::time_point::max();
   has_posted_.store(false, std::memory_order_relaxed);
 }
 
@@ -350,30 +359,31 @@ bool Engine::turn_pairs() {
 
 // Called now and then while nothing moves.
 void Engine::look_for_trouble(Clock::time_point now, Clock::duration idle) {
-  if (running_) {
-    if (idle >= kAnnounceAfter) {
-      if (!std::exchange(announced_, true)) running_->executor->announce();
-      running_->executor->look_around();
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      waiting_for_ = running_->executor->waiting_for();
-    }
-    check_deadline(*running_, now);
+  if (running_ && idle >= kAnnounceAfter) {
+    if (!std::exchange(announced_, true)) running_->executor->announce();
+    running_->executor->look_around();
   }
-  for (Pair* pair : busy_pairs_)
-    if (const Operation* operation = pair->waiting()) {
-      {
-        const std::lock_guard lock(mutex_);
-        waiting_for_ = {operation->peer};
-      }
-      check_deadline(*operation, now);
-    }
+  std::vector<int> missing;
+  if (running_) missing = running_->executor->waiting_for();
+  std::shared_ptr<Operation> late;  // behind the running one
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_for_ = missing;
+    if (!running_)
+      for (const Pair* pair : busy_pairs_) waiting_for_.push_back(pair->peer());
+    for (const auto& operation : queue_)
+      if (!late && now >= operation->deadline) late = operation;
+  }
+  if (running_) check_deadline(*running_, now, missing);
+  if (late) check_deadline(*late, now, missing);
+  for (const Pair* pair : busy_pairs_)
+    for (const Operation* operation : pair->waiting())
+      if (operation != nullptr) check_deadline(*operation, now, {pair->peer()});
 }
 
-void Engine::check_deadline(const Operation& operation, Clock::time_point now) {
+void Engine::check_deadline(const Operation& operation, Clock::time_point now,
+                            const std::vector<int>& missing) const {
   if (now < operation.deadline) return;
-  const std::vector<int> missing = waiting_for();
   std::string text = operation.call.describe();
   if (operation.executor)
     text = "operation " + std::to_string(operation.sequence) + ", " + text + ",";
@@ -396,16 +406,11 @@ void Engine::background_loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] {
-      return closing_ || (!driving_ && waiters_.load() == 0 &&
+      return closing_ || (!driving_ && waiters_.load() == 0 && withdrawing_.load() == 0 &&
                           failure_.code == FailureCode::kNone && work_left());
     });
     if (closing_) return;
-    driving_ = true;
-    lock.unlock();
-    drive(nullptr, Clock::time_point::max());
-    lock.lock();
-    driving_ = false;
-    changed_.notify_all();
+    hold(lock, nullptr, Clock::time_point::max());
   }
 }
 
@@ -432,12 +437,15 @@ void Engine::close(std::chrono::milliseconds linger) {
     poller_->wake();
     changed_.wait_for(lock, std::chrono::milliseconds(10));
   }
-  lock.unlock();
-  if (progress_thread_.joinable()) progress_thread_.join();
-  lock.lock();
+  if (std::exchange(links_closed_, true)) return;
+  std::thread progress = std::move(progress_thread_);
+  std::vector<Stream*> streams;
+  for (const auto& stream : owned_streams_) streams.push_back(stream.get());
+  for (const auto& pair : owned_pairs_) streams.push_back(&pair->stream());
+  lock.unlock();  // the health thread's news must not wait for what follows
+  if (progress.joinable()) progress.join();
   const auto until = Clock::now() + (was_sound ? linger : std::chrono::milliseconds(0));
-  for (const auto& stream : owned_streams_) stream->close(until);
-  for (const auto& pair : owned_pairs_) pair->stream().close(until);
+  for (Stream* stream : streams) stream->close(until);
 }
 
 }  // namespace commute

@@ -88,7 +88,9 @@ class Engine {
   static constexpr std::chrono::milliseconds kAnnounceAfter{100};
 
   // For the holder of the progress lock.
+  void hold(std::unique_lock<std::mutex>& lock, const Operation* target, Clock::time_point until);
   void drive(const Operation* target, Clock::time_point until);
+  bool gives_way(const Operation* target) const;
   bool
   turn();  // gives the running collective and every busy pair a turn; true when something moved
   bool turn_collective();
@@ -97,7 +99,8 @@ class Engine {
   void finish_running();
   bool idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until);
   void look_for_trouble(Clock::time_point now, Clock::duration idle);
-  void check_deadline(const Operation& operation, Clock::time_point now);
+  void check_deadline(const Operation& operation, Clock::time_point now,
+                      const std::vector<int>& missing) const;
   void broken(Failure failure);
   void drain();
 
@@ -117,7 +120,7 @@ class Engine {
   std::vector<std::shared_ptr<Operation>> in_pairs_;  // their operations, for the recorder
   std::shared_ptr<Operation> running_;
   bool announced_ = false;
-  Clock::time_point idle_since_;
+  Clock::time_point idle_since_ = Clock::time_point::max();  // max: something moved just now
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
@@ -128,6 +131,7 @@ class Engine {
   std::vector<std::unique_ptr<Pair>> owned_pairs_;
   uint64_t submitted_ = 0;
   bool closing_ = false;
+  bool links_closed_ = false;
   std::vector<bool> left_;
   Failure failure_;
   std::vector<int> waiting_for_;
@@ -139,6 +143,7 @@ class Engine {
   std::atomic<bool> has_posted_{false};
   std::atomic<bool> has_queued_{false};
   std::atomic<int> waiters_{0};
+  std::atomic<int> withdrawing_{0};  // threads for which every driver gives way
   std::atomic<uint64_t> messages_{0};
 };
 

@@ -17,7 +17,9 @@ bool in_place(const Plan& plan) {
 }  // namespace
 
 Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
-    : plan_(std::move(plan)), tile_bytes_(std::max(tile_bytes, kCacheLineBytes)), links_(links) {
+    : plan_(std::move(plan)),
+      tile_bytes_(std::max(tile_bytes / kCacheLineBytes, size_t{1}) * kCacheLineBytes),
+      links_(links) {
   for (size_t index = 0; index < plan_.lane_ends.size(); ++index) {
     Lane lane;
     lane.steps = plan_.lane(index);

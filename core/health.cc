@@ -21,6 +21,7 @@ namespace {
 // A link that has this much unsent is dead in all but name; its beats are not queued any further.
 constexpr size_t kOutgoingMax = 64 * 1024;
 constexpr int kEventsPerLook = 64;
+constexpr int kReadsPerLook = 16;
 constexpr int kWakeRank = -2;  // stands for the eventfd in epoll's data
 
 std::chrono::steady_clock::duration seconds(double value) {
@@ -188,8 +189,11 @@ void Health::read_from(int rank) {
     if (found == members_.end()) return;
     Member& member = found->second;
     char bytes[4096];
-    ssize_t moved;
-    while ((moved = ::recv(member.fd, bytes, sizeof bytes, 0)) > 0) {
+    ssize_t moved = 1;
+    // Bounded, so that one that floods does not keep the others waiting; epoll comes back to it.
+    for (int reads = 0; reads < kReadsPerLook; ++reads) {
+      moved = ::recv(member.fd, bytes, sizeof bytes, 0);
+      if (moved <= 0) break;
       member.incoming.append(bytes, static_cast<size_t>(moved));
       member.heard = Clock::now();
       member.spoke = true;

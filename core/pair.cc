@@ -21,9 +21,9 @@ void Pair::post(std::shared_ptr<Operation> operation) {
   }
 }
 
-const Operation* Pair::waiting() const {
-  if (!receives_.empty()) return receives_.front().get();
-  return sends_.empty() ? nullptr : sends_.front().get();
+std::array<const Operation*, 2> Pair::waiting() const {
+  return {receives_.empty() ? nullptr : receives_.front().get(),
+          sends_.empty() ? nullptr : sends_.front().get()};
 }
 
 bool Pair::advance() {

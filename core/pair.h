@@ -7,6 +7,7 @@
 // else raises a mismatch.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 
@@ -23,7 +24,8 @@ class Pair {
   void post(std::shared_ptr<Operation> operation);  // numbers it
   bool advance();                                   // true when something moved; raises Error
   bool idle() const { return sends_.empty() && receives_.empty(); }
-  const Operation* waiting() const;  // the operation that is looked at next, or nullptr
+  std::array<const Operation*, 2> waiting() const;  // first to receive, first to send; or nullptr
+  int peer() const { return peer_; }
   // Takes back a receive of which nothing has arrived; false when it is too late.
   bool withdraw(const Operation& receive);
   void fail(const Failure& failure);

@@ -30,12 +30,14 @@ class Checker {
   void run() const {
     const Op op = instruction_.op;
     require(op <= Op::kWait, "has an unknown opcode");
-    if (reads_chunks(op)) run_inside(instruction_.src_space, instruction_.src, "source");
-    if (writes_chunks(op)) run_inside(instruction_.dst_space, instruction_.dst, "destination");
+    if (reads_chunks(op)) run_inside(instruction_.src_space, instruction_.src, "has no source");
+    if (writes_chunks(op))
+      run_inside(instruction_.dst_space, instruction_.dst, "has no destination");
     require(!writes_chunks(op) || instruction_.dst_space != Space::kIn,
             "writes the caller's input");
     if (sends(op) || receives(op)) peer_is_other(instruction_.peer);
     if (op == Op::kRecvReduceSend) peer_is_other(instruction_.peer2);
+    if (reads_chunks(op) && writes_chunks(op)) same_chunk(instruction_.src);
     check_outbox(op);
     check_dependency();
   }
@@ -57,6 +59,12 @@ class Checker {
             "names a run of chunks that leaves its block");
   }
 
+  // Chunks of different numbers differ in length: what fits one may overrun another.
+  void same_chunk(uint32_t chunk) const {
+    require(chunk % plan_.chunks == instruction_.dst % plan_.chunks,
+            "moves between chunks of different lengths");
+  }
+
   void peer_is_other(int32_t peer) const {
     require(peer >= 0 && peer < plan_.ranks && peer != plan_.rank,
             "names a peer that is not another rank");
@@ -64,7 +72,8 @@ class Checker {
 
   void check_outbox(Op op) const {
     if (op == Op::kSignal || op == Op::kWait)
-      require(instruction_.signal() < kSignals, "names a signal out of bounds");
+      require(instruction_.signal() < kSignals && plan_.uses_outbox(),
+              plan_.uses_outbox() ? "names a signal out of bounds" : "signals without an outbox");
     if (op == Op::kWait || (op == Op::kCopy && instruction_.src_space == Space::kOutbox))
       require(instruction_.peer >= 0 && instruction_.peer < plan_.ranks,
               "names a peer out of range");
@@ -72,8 +81,9 @@ class Checker {
       require(instruction_.src_space == Space::kOutbox, "does not read outboxes");
     if (op == Op::kPut)
       require(instruction_.dst_space == Space::kOutbox, "does not write its outbox");
-    if (op == Op::kReduceMany && (instruction_.flags & kFlagAlsoOutbox))
-      run_inside(Space::kOutbox, instruction_.arg, "second destination");
+    if (op != Op::kReduceMany || !(instruction_.flags & kFlagAlsoOutbox)) return;
+    run_inside(Space::kOutbox, instruction_.arg, "has an unknown second destination");
+    same_chunk(instruction_.arg);
   }
 
   void check_dependency() const {

@@ -31,7 +31,12 @@ TcpLink::TcpLink(int fd, std::shared_ptr<Poller> poller) : fd_(fd), poller_(std:
   ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
   // Fails harmlessly on the Unix socket pairs of the tests.
   ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  poller_->add(fd_, &ready_);
+  try {
+    poller_->add(fd_, &ready_);
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
 }
 
 TcpLink::~TcpLink() {
@@ -76,11 +81,11 @@ void TcpLink::close(std::chrono::steady_clock::time_point linger_until) {
   ::shutdown(fd_, SHUT_WR);
   char forgotten[4096];
   for (;;) {
-    while (::recv(fd_, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0) {
-    }
+    const bool flooded = ::recv(fd_, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0;
+    if (std::chrono::steady_clock::now() >= linger_until) break;
+    if (flooded) continue;
     int undelivered = 0;
     if (::ioctl(fd_, SIOCOUTQ, &undelivered) != 0 || undelivered == 0) break;
-    if (std::chrono::steady_clock::now() >= linger_until) break;
     pollfd look{fd_, POLLIN, 0};
     ::poll(&look, 1, 2);
     if (look.revents & (POLLERR | POLLNVAL)) break;

@@ -3,9 +3,10 @@
 // bytes in random pieces, and the decoder of control frames.
 //
 // The first byte of an input seeds the pieces, so an input replays the same way; the rest is what
-// the peer sent. Checked besides the sanitizers: payloads come out as they went in, no frame yields
-// more bytes than it announced, and memory never follows an announced length (the destination here
-// is small and fixed, whatever the header says).
+// the peer sent. With its highest bit set, headers are sealed again first, so that mutations get
+// past the checksum. Checked besides the sanitizers: payloads come out as they went in, no frame
+// yields more bytes than it announced, and memory never follows an announced length (the
+// destination here is small and fixed, whatever the header says).
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -86,6 +87,20 @@ void read_stream(const std::string& input, unsigned seed) {
   }
 }
 
+// Gives the headers that a reader would see the right magic and checksum.
+std::string sealed(std::string input) {
+  size_t at = 0;
+  while (input.size() - at >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, input.data() + at, sizeof header);
+    seal(header);
+    std::memcpy(input.data() + at, &header, sizeof header);
+    at += sizeof header;
+    at += std::min<uint64_t>(header.bytes, input.size() - at);
+  }
+  return input;
+}
+
 void read_control(const std::string& input, unsigned seed) {
   Rng rng(seed);
   std::string waiting;
@@ -111,7 +126,7 @@ void read_control(const std::string& input, unsigned seed) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string input(reinterpret_cast<const char*>(data) + 1, size - 1);
-  read_stream(input, data[0] + 1u);
+  read_stream((data[0] & 0x80) != 0 ? sealed(input) : input, data[0] + 1u);
   read_control(input, data[0] + 1u);
   return 0;
 }

@@ -79,8 +79,8 @@ bool register_for_kinds(const char* name, std::index_sequence<kinds...>) {
 
 }  // namespace commute::check
 
-#define LINK_TEST(name)                                                                    \
-  static void body_##name(const commute::check::LinkKind& kind);                           \
-  static const bool registered_##name = commute::check::register_for_kinds<&body_##name>(  \
-      #name, std::make_index_sequence<std::size(commute::check::kLinkKinds)>());           \
+#define LINK_TEST(name)                                                                   \
+  static void body_##name(const commute::check::LinkKind& kind);                          \
+  static const bool registered_##name = commute::check::register_for_kinds<&body_##name>( \
+      #name, std::make_index_sequence<std::size(commute::check::kLinkKinds)>());          \
   static void body_##name([[maybe_unused]] const commute::check::LinkKind& kind)

@@ -211,11 +211,11 @@ TEST(a_frame_without_payload_ends_when_it_is_skipped) {
 
 TEST(skipping_drops_exactly_one_frame_however_it_arrives) {
   const std::string large = numbered_bytes(10'000);
-  ScriptedLink::Script script{wire_of(sound_header(large.size()), large) +
-                                  wire_of(sound_header(2), "ok"),
-                              {4096, 0, 100, 0, 3000},
-                              "",
-                              SIZE_MAX};
+  ScriptedLink::Script script{
+      wire_of(sound_header(large.size()), large) + wire_of(sound_header(2), "ok"),
+      {4096, 0, 0, 100, 0, 3000},
+      "",
+      SIZE_MAX};
   Stream stream(std::make_unique<ScriptedLink>(script));
   CHECK(next_header(stream) != nullptr);
   CHECK(!stream.skip());
@@ -280,7 +280,7 @@ TEST(sending_through_any_room_gives_the_same_bytes) {
 }
 
 TEST(control_frames_survive_the_wire) {
-  const ControlFrame frame{ControlKind::kAbandon, 2,        7, 3, uint64_t{1} << 50,
+  const ControlFrame frame{ControlKind::kAbandon,         2, 7, 3, uint64_t{1} << 50,
                            "rank 7 took too long — sorry"};
   std::string bytes = encode(frame) + encode({ControlKind::kBeat, 0, 1, 1, 0, ""}) + "cm";
   const auto first = decode(bytes);

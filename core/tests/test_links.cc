@@ -54,7 +54,8 @@ size_t write_one(Link& link, const char* bytes, size_t count) {
 
 bool write_all(Link& link, Poller& poller, const char* bytes, size_t count) {
   size_t done = 0;
-  return until(poller, [&] { return (done += write_one(link, bytes + done, count - done)) == count; });
+  return until(poller,
+               [&] { return (done += write_one(link, bytes + done, count - done)) == count; });
 }
 
 bool read_all(Link& link, Poller& poller, char* into, size_t count) {
@@ -199,7 +200,8 @@ LINK_TEST(what_was_written_is_read_before_the_close_is_seen) {
   char byte;
   CHECK(raises_closed([&] { wire.b().read(&byte, 1); }));
   CHECK(raises_closed([&] {
-    for (int i = 0; i < 1000; ++i) {  // a link may notice only when its first bytes come back refused
+    for (int i = 0; i < 1000;
+         ++i) {  // a link may notice only when its first bytes come back refused
       write_one(wire.b(), "x", 1);
       wire.b_poller->sleep(1);
     }

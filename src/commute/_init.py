@@ -16,13 +16,16 @@ import logging
 import os
 import sys
 import weakref
+from typing import TYPE_CHECKING
 
 from commute import _core
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
 from commute._wiring import ReadyWiring
-from commute.cluster.environment import Place, detect
+
+if TYPE_CHECKING:
+    from commute.cluster.environment import Place
 
 _log = logging.getLogger("commute")
 
@@ -68,6 +71,8 @@ def init(
         JoinError: the environment is incomplete, or not all ranks came; says what is missing.
         AuthenticationError: the token is wrong.
     """
+    from commute.cluster.environment import detect  # here, so that `import commute` is quick
+
     place = detect(
         os.environ,
         rank=rank,
@@ -107,7 +112,9 @@ def _alone(settings: Settings) -> Group:
         [Peer(0, host, os.getpid())],
         records=(settings.records, f"commute-alone-rank0-{os.getpid()}"),
     )
-    return Group(runner, ReadyWiring("tcp"), rank=0, size=1, host=host, timeout=settings.timeout)
+    return Group(
+        runner, ReadyWiring("loopback"), rank=0, size=1, host=host, timeout=settings.timeout
+    )
 
 
 def _close_at_exit(reference: weakref.ref[Group]) -> None:

@@ -16,6 +16,7 @@ from commute import _core
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
+from commute.cluster.addresses import is_loopback
 from commute.cluster.auth import Purpose
 from commute.cluster.connector import Connector
 from commute.cluster.environment import Place
@@ -59,7 +60,7 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
     )
     return Group(
         runner,
-        TcpWiring(engine, health, connector),
+        TcpWiring(engine, health, connector, "loopback" if _on_one_host(membership) else "tcp"),
         rank=membership.rank,
         size=membership.size,
         local_rank=membership.local_rank,
@@ -69,12 +70,19 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
     )
 
 
+def _on_one_host(membership: Membership) -> bool:
+    """Whether all links are within a host; all ranks see the same addresses, so all agree."""
+    addresses = [address for member in membership.members for address, _ in member.addresses]
+    return all(is_loopback(address) for address in addresses)
+
+
 class TcpWiring:
     """Links through a connector; each peer's control link goes to the health thread."""
 
-    place = "tcp"
-
-    def __init__(self, engine: _core.Engine, health: _core.Health, connector: Connector) -> None:
+    def __init__(
+        self, engine: _core.Engine, health: _core.Health, connector: Connector, place: str
+    ) -> None:
+        self.place = place
         self._engine = engine
         self._connector = connector
         self._lock = threading.Lock()

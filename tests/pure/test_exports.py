@@ -22,7 +22,7 @@ PUBLIC = {
 
 # Runs in a fresh interpreter. NumPy starts threads of its own, so it is imported before the count.
 REPORT = """
-import os, json, sys, time
+import os, json, sys
 
 def state():
     own = f"/proc/{os.getpid()}"
@@ -34,14 +34,11 @@ def state():
         "sockets": sum(name.startswith(("socket:", "anon_inode:")) for name in files),
     }
 
-began = time.process_time()
 import numpy, msgspec
 before = state()
 import commute
-ended = time.process_time()
 print(json.dumps({
     "before": before, "after": state(), "modules": sorted(sys.modules),
-    "whole_ms": (ended - began) * 1e3,
 }))
 """
 
@@ -97,11 +94,15 @@ def test_import_has_no_side_effects(imported: dict[str, Any]) -> None:
     assert imported["after"] == imported["before"]
 
 
-def test_import_is_quick(imported: dict[str, Any]) -> None:
-    """`import commute` takes under 150 ms, NumPy included; the best of three.
+def test_import_brings_few_modules(imported: dict[str, Any]) -> None:
+    """Beyond NumPy's own, few modules are loaded; `benchmarks.import_time` has the milliseconds."""
+    numpy_alone = subprocess.run(
+        [sys.executable, "-c", "import sys, numpy; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    added = set(imported["modules"]) - set(numpy_alone.stdout.split())
 
-    Processor time, not the clock on the wall: the tests may share their cores with anything.
-    """
-    times = [imported["whole_ms"], report()["whole_ms"], report()["whole_ms"]]
-
-    assert min(times) < 150.0
+    assert len(added) < 60, sorted(added)

@@ -174,11 +174,11 @@ def test_recv_timeout_is_recoverable(ranks):
 
 def test_wait_timeout_is_recoverable(ranks):
     """handle.wait(timeout) gives up waiting, not the operation; it names who is missing."""
-    go = threading.Event()
+    gave_up = threading.Barrier(3)
 
     def work(group: Group) -> Any:
         if group.rank == 2:
-            go.wait(20)
+            gave_up.wait(10)
             return group.allreduce(np.ones(9))[0]
         handle = group.allreduce_async(np.ones(9))
         with pytest.raises(TimeoutError, match="it goes on, wait for it again") as caught:
@@ -187,8 +187,7 @@ def test_wait_timeout_is_recoverable(ranks):
         assert "allreduce #1 of 9 float64" in str(caught.value)
         assert not handle.done()
         assert "under way" in repr(handle)
-        if group.rank == 0:
-            go.set()
+        gave_up.wait(10)
         return handle.wait()[0]
 
     assert ranks(3).values(work) == [3.0] * 3

@@ -2,19 +2,24 @@
 """Plans: collectives as data, proved before they run.
 
 Reading order: instructions.py (what a plan is made of), chunk.py (the rule that cuts arrays),
-plan.py, program.py (how plans are written), algorithms/ (one page each), verify.py with form.py,
-order.py, races.py and meaning.py (the proof), choose.py (which one to run), show.py.
+plan.py, program.py (how plans are written), algorithms/ (one page each), verifier.py with form.py,
+order.py, races.py and meaning.py (the proof), choose.py (which one to run), display.py.
 
-Everything here is pure: no socket, no clock, no thread.
+Everything here is pure: no socket, no clock, no thread. The verifier and `show` are loaded when
+they are first asked for: a group needs neither until it binds a plan.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from .algorithms import algorithms, build
 from .choose import candidates, choose, in_rank_order, tile_bytes
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, pipelined
-from .show import show
-from .verify import Report, prove, verify
+
+if TYPE_CHECKING:
+    from .display import show
+    from .verifier import Report, prove, verify
 
 __all__ = [
     "INSTRUCTION",
@@ -38,3 +43,13 @@ __all__ = [
     "tile_bytes",
     "verify",
 ]
+
+_LATER = {"Report": "verifier", "prove": "verifier", "show": "display", "verify": "verifier"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)

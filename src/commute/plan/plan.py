@@ -7,7 +7,6 @@ included, because it is shared by all calls; ranks compare its hash before they 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,6 +54,8 @@ class Plan:
     @cached_property
     def hash(self) -> int:
         """64 bits over everything that is executed; equal on two ranks only for equal plans."""
+        import hashlib  # it loads OpenSSL, which `import commute` need not wait for
+
         digest = hashlib.blake2b(digest_size=8)
         name = self.algorithm.encode()
         header = (self.collective, self.ranks, self.root, self.chunks, *self.blocks, self.waves)

@@ -7,23 +7,27 @@ from commute.plan import Collective, algorithms, build, candidates, choose, tile
 
 
 @pytest.mark.parametrize(
-    ("ranks", "nbytes", "expected"),
+    ("ranks", "nbytes", "place", "expected"),
     [
-        (2, 8, "gather-to-root"),
-        (4, 64 << 10, "gather-to-root"),
-        (5, 8, "halving-doubling"),
-        (8, 64 << 10, "halving-doubling"),
-        (2, (64 << 10) + 1, "ring"),
-        (8, 64 << 20, "ring"),
+        (2, 8, "tcp", "gather-to-root"),
+        (4, 16 << 10, "tcp", "gather-to-root"),
+        (4, (16 << 10) + 1, "tcp", "halving-doubling"),
+        (5, 8, "tcp", "halving-doubling"),
+        (8, 64 << 10, "tcp", "halving-doubling"),
+        (2, (64 << 10) + 1, "tcp", "ring"),
+        (8, 64 << 20, "tcp", "ring"),
+        (4, 8, "loopback", "gather-to-root"),
+        (4, 64 << 20, "loopback", "halving-doubling"),
+        (6, 64 << 20, "loopback", "ring"),
     ],
 )
-def test_allreduce_by_size(ranks: int, nbytes: int, expected: str) -> None:
-    """Few steps for small arrays, few bytes for large ones."""
-    assert choose("allreduce", ranks, nbytes, "tcp") == expected
+def test_allreduce_by_size_and_place(ranks: int, nbytes: int, place: str, expected: str) -> None:
+    """Few steps for small arrays, few bytes for large ones, few changes of process on one host."""
+    assert choose("allreduce", ranks, nbytes, place) == expected
 
 
 @pytest.mark.parametrize("collective", list(Collective))
-@pytest.mark.parametrize("place", ["tcp", "memory"])
+@pytest.mark.parametrize("place", ["tcp", "loopback", "memory"])
 def test_every_choice_can_be_built(collective: Collective, place: str) -> None:
     """What is chosen exists, is a candidate there, and is right."""
     for ranks in (1, 2, 5):
@@ -76,7 +80,7 @@ def test_unknown_names() -> None:
     """Wrong names are answered with the right ones."""
     with pytest.raises(ValueError, match="'rink' is not known; choose from ring, tree"):
         choose("allreduce", 4, 8, "tcp", algorithm="rink")
-    with pytest.raises(ValueError, match="place must be one of tcp, memory, got 'mars'"):
+    with pytest.raises(ValueError, match="place must be one of tcp, loopback, memory, got 'mars'"):
         choose("allreduce", 4, 8, "mars")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from .instructions import NO_LANE, Program, describe
 from .plan import Plan
-from .verify import verify
+from .verifier import verify
 
 _LINKS_NAMED = 8
 

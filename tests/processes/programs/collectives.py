@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of test_collectives.py do: the first argument says which part.
+
+Every part checks its own results against NumPy and prints one line when it is through.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import sys
+import time
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import commute
+from commute import plan
+
+DTYPES = [
+    *(np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")),
+    *(np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32"), np.dtype("float64")),
+]
+COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def part(dtype, length, rank, number):
+    """Numbers that every rank can compute, whose sums and products are exact."""
+    rng = np.random.default_rng([number, rank])
+    return rng.integers(1, 3, length, endpoint=True).astype(dtype)
+
+
+def folded(op, parts):
+    total = parts[0].copy()
+    for each in parts[1:]:
+        total = COMBINE[op](total, each)
+    return total
+
+
+def everything(world):
+    """Each collective by each algorithm, dtypes and operations in turn, lengths from 0 to large."""
+    dtypes, ops = itertools.cycle(DTYPES), itertools.cycle(COMBINE)
+    number = 0
+    lengths = (0, 1, world.size - 1, world.size + 1, 1001, 250_003)
+    for algorithm, length in itertools.product(plan.candidates("allreduce", "tcp"), lengths):
+        for _ in range(3):
+            number, dtype, op = number + 1, next(dtypes), next(ops)
+            parts = [part(dtype, length, rank, number) for rank in range(world.size)]
+            x = parts[world.rank].copy()
+            assert world.allreduce(x, op, algorithm=algorithm) is x
+            np.testing.assert_array_equal(x, folded(op, parts))
+    for length, root in itertools.product(lengths, range(world.size)):
+        number, dtype, op = number + 1, next(dtypes), next(ops)
+        parts = [part(dtype, length, rank, number) for rank in range(world.size)]
+        mine = parts[world.rank]
+        np.testing.assert_array_equal(world.broadcast(mine.copy(), root=root), parts[root])
+        reduced = world.reduce(mine.copy(), root=root, op=op)
+        np.testing.assert_array_equal(reduced, folded(op, parts) if world.rank == root else mine)
+        np.testing.assert_array_equal(world.allgather(mine), np.stack(parts))
+        tall = np.stack([mine + rank for rank in range(world.size)]).astype(dtype)
+        wanted = folded(op, [(each + world.rank).astype(dtype) for each in parts])
+        np.testing.assert_array_equal(world.reduce_scatter(tall, op), wanted)
+        world.barrier()
+    async_and_messages(world)
+    torch_training(world)
+
+
+def async_and_messages(world):
+    """Asynchronous calls in flight, messages between all pairs beside them."""
+    others = [rank for rank in range(world.size) if rank != world.rank]
+    inbox = {rank: np.empty(60_000) for rank in others}
+    receives = [world.recv_async(inbox[rank], source=rank) for rank in others]
+    handles = [world.allreduce_async(np.full(1000 * i, float(i))) for i in range(20)]
+    world.barrier()
+    for rank in others:
+        world.send(np.full(60_000, 100.0 * world.rank + rank), to=rank)
+    for number, handle in enumerate(handles):
+        np.testing.assert_array_equal(handle.wait(), float(number) * world.size)
+    for handle in receives:
+        handle.wait()
+    for rank in others:
+        np.testing.assert_array_equal(inbox[rank], 100.0 * rank + world.rank)
+    try:
+        world.recv(np.empty(1), source=others[0], timeout=0.05)
+        raise AssertionError("nothing was sent")
+    except commute.OperationTimeoutError:
+        pass  # and the group is sound
+    mean = np.full(5, world.rank + 1.0)
+    np.testing.assert_allclose(world.allreduce(mean, "mean"), (world.size + 1) / 2)
+    rng = np.random.default_rng(world.rank)
+    noise = world.allreduce(rng.standard_normal(10_007).astype("float32"))
+    gathered = world.allgather(noise)
+    assert all(row.tobytes() == noise.tobytes() for row in gathered)  # identical bits
+    exact = world.allreduce(np.random.default_rng(world.rank).random(99), deterministic=True)
+    wanted = folded("sum", [np.random.default_rng(rank).random(99) for rank in range(world.size)])
+    assert exact.tobytes() == wanted.tobytes()
+
+
+def torch_training(world):
+    """One data-parallel step by hand."""
+    layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16 if world.rank < 0 else torch.float32)
+    for parameter in layer.parameters():
+        world.broadcast(parameter)
+    layer(torch.full((1, 3), world.rank + 1.0)).sum().backward()
+    for parameter in layer.parameters():
+        world.allreduce(parameter.grad, op="mean")
+    assert torch.allclose(layer.weight.grad, torch.full((2, 3), (world.size + 1) / 2))
+    assert world.allgather(layer.weight.detach()).unique(dim=0).shape[0] == 1
+
+
+def crowded(world):
+    """Many ranks on few cores: three hundred small and some large calls."""
+    for number in range(300):
+        assert world.allreduce(np.full(64, float(number)))[0] == world.size * number
+    for _ in range(3):
+        assert world.allreduce(np.ones(500_000, "float32"))[-1] == world.size
+    assert world.allgather(np.array(world.rank)).tolist() == list(range(world.size))
+
+
+def idle(world):
+    """Rank 0 comes two seconds late to an allreduce, a barrier and a recv; what waiting costs."""
+    world.allreduce(np.ones(10))
+    if world.rank == 1:  # opens the pair link before anything is measured
+        world.send(np.ones(1), to=0)
+        world.recv(np.ones(1), source=0)
+    if world.rank == 0:
+        world.recv(np.ones(1), source=1)
+        world.send(np.ones(1), to=1)
+    world.barrier()
+    for what in ("allreduce", "barrier", "recv", "wait"):
+        if world.rank == 0:
+            time.sleep(1.2)
+        before, begun = cpu(), time.monotonic()
+        if what == "recv" and world.rank < 2:
+            world.send(np.ones(1), to=1) if world.rank == 0 else world.recv(np.ones(1), source=0)
+        elif what == "barrier":
+            world.barrier()
+        elif what == "wait":
+            world.allreduce_async(np.ones(10)).wait()
+        else:
+            world.allreduce(np.ones(10))
+        waited, used = time.monotonic() - begun, cpu() - before
+        if world.rank == 1:
+            print(f"{what} waited {waited:.3f} used {used:.4f}", flush=True)
+        world.barrier()
+
+
+def cpu():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def huge(world):
+    """More than 4 GiB in one call: sizes, offsets and chunk bounds above 32 bits."""
+    count = (4 << 30) + 4099
+    x = np.full(count, world.rank + 1, np.uint8)
+    x[-1] += 100
+    world.allreduce(x, timeout=200)
+    assert x[-1] == 203
+    step = 64 << 20
+    for begin in range(0, count - 1, step):
+        assert (x[begin : min(begin + step, count - 1)] == 3).all(), begin
+    if world.rank == 0:
+        x[-1] = 9
+        world.send(x, to=1, timeout=200)
+    else:
+        world.recv(x, source=0, timeout=200)
+        assert x[-1] == 9 and x[0] == 3 and x[(4 << 30) + 1] == 3
+
+
+def two_worlds(world):
+    """A second world in the same process, of another name; then the first name once more."""
+    with commute.init(name="other") as other:
+        assert (other.rank, other.size) == (world.rank, world.size)
+        handles = [group.allreduce_async(np.ones(5)) for group in (world, other, world, other)]
+        assert [handle.wait()[0] for handle in handles] == [world.size] * 4
+    world.barrier()
+    with commute.init(name="other") as again:
+        assert again.allreduce(np.ones(2))[0] == world.size
+    world.barrier()
+
+
+def main():
+    what = sys.argv[1]
+    with commute.init() as world:
+        globals()[what](world)
+        print(f"{what} ok on {world.rank} of {world.size}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between real processes over TCP, started by `commute run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
+FREE_BYTES_NEEDED = 16 << 30
+
+
+def run(job, size, *parts, timeout=60.0):
+    """Runs the program on `size` ranks; all of them must come through."""
+    command = [sys.executable, "-m", "commute", "run", "-n", str(size), PROGRAM]
+    ended = job([*command, *parts], timeout=timeout).wait()
+
+    assert ended.code == 0, ended.out + ended.err
+    assert ended.out.count(f"{parts[0]} ok on") == size, ended.out + ended.err
+    return ended
+
+
+def available_bytes() -> int:
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) << 10 if found else 0
+
+
+def test_everything_on_four_ranks(job):
+    """Each collective, algorithm, dtype and operation against NumPy; async, messages, torch."""
+    run(job, 4, "everything")
+
+
+def test_three_ranks(job):
+    """Not a power of two."""
+    run(job, 3, "everything")
+
+
+def test_eight_ranks_on_few_cores(job):
+    run(job, 8, "crowded")
+
+
+def test_two_worlds_in_one_process(job):
+    """Worlds of different names live side by side, and a name can be used again."""
+    run(job, 3, "two_worlds")
+
+
+def test_waiting_costs_nothing(job):
+    """A rank that waits for a second uses less than 5% of a core (CPU time, by getrusage)."""
+    ended = run(job, 3, "idle")
+    lines = re.findall(r"(\w+) waited ([\d.]+) used ([\d.]+)", ended.out)
+    print(ended.out)
+
+    assert [what for what, _, _ in lines] == ["allreduce", "barrier", "recv", "wait"]
+    for _, waited, used in lines:
+        assert float(waited) > 1.0
+        assert float(used) < 0.05 * float(waited)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_more_than_four_gibibytes(job):
+    """One allreduce and one message of more than 4 GiB of uint8 between 2 ranks."""
+    free = available_bytes()
+    if free < FREE_BYTES_NEEDED:
+        pytest.skip(f"needs 16 GiB of free memory, this machine has {free / 2**30:.1f}")
+    run(job, 2, "huge", timeout=220.0)
+
+
+def test_without_a_launcher(job, tmp_path):
+    """`python script.py` is a world of one, and every call works."""
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import commute, numpy\n"
+        "with commute.init() as world:\n"
+        "    print(world, world.allreduce(numpy.ones(2)), world.allgather(numpy.ones(1)))\n"
+    )
+    ended = job([sys.executable, script]).wait()
+
+    assert ended.code == 0, ended.err
+    assert f"<Group rank 0 of 1 on {os.uname().nodename}> [1. 1.] [[1.]]" in ended.out
