@@ -25,7 +25,6 @@ from commute._handle import Handle
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
-from commute.watch import recorder
 
 # The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
 _OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
@@ -301,7 +300,9 @@ class Group:
 
     def records(self) -> list[dict[str, Any]]:
         """The last operations of this rank, oldest first: what the recorder holds."""
-        return recorder.rows(self._runner.engine.records())
+        from commute.watch.recorder import rows
+
+        return rows(self._runner.engine.records())
 
     def _close(self, failed: str) -> None:
         self._runner.close(failed)

@@ -15,8 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commute import _core
 from commute._errors import (
@@ -28,7 +27,9 @@ from commute._errors import (
     OperationTimeoutError,
     PeerLostError,
 )
-from commute.watch import recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SLICE_SECONDS: Final = 0.1
 SLOW_SECONDS: Final = 10.0
@@ -180,6 +181,8 @@ class Runner:
         )
 
     def _note_records(self, error: CommuteError) -> None:
+        from commute.watch import recorder  # it writes files, which a sound group never does
+
         if self._dumped is None:
             try:
                 self._dumped = recorder.dump(self.engine.records(), *self._records)

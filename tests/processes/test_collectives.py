@@ -50,7 +50,7 @@ def test_two_worlds_in_one_process(job):
 
 def test_waiting_costs_nothing(job):
     """A rank that waits for a second uses less than 5% of a core (CPU time, by getrusage)."""
-    ended = run(job, 3, "idle")
+    ended = run(job, 2, "idle")
     lines = re.findall(r"(\w+) waited ([\d.]+) used ([\d.]+)", ended.out)
     print(ended.out)
 

@@ -34,7 +34,7 @@ def state():
         "sockets": sum(name.startswith(("socket:", "anon_inode:")) for name in files),
     }
 
-import numpy, msgspec
+import numpy
 before = state()
 import commute
 print(json.dumps({

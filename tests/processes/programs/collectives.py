@@ -99,7 +99,7 @@ def async_and_messages(world):
 
 def torch_training(world):
     """One data-parallel step by hand."""
-    layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16 if world.rank < 0 else torch.float32)
+    layer = torch.nn.Linear(3, 2)
     for parameter in layer.parameters():
         world.broadcast(parameter)
     layer(torch.full((1, 3), world.rank + 1.0)).sum().backward()
@@ -119,31 +119,24 @@ def crowded(world):
 
 
 def idle(world):
-    """Rank 0 comes two seconds late to an allreduce, a barrier and a recv; what waiting costs."""
-    world.allreduce(np.ones(10))
-    if world.rank == 1:  # opens the pair link before anything is measured
-        world.send(np.ones(1), to=0)
-        world.recv(np.ones(1), source=0)
-    if world.rank == 0:
-        world.recv(np.ones(1), source=1)
-        world.send(np.ones(1), to=1)
-    world.barrier()
-    for what in ("allreduce", "barrier", "recv", "wait"):
+    """Rank 0 of two comes over a second late to each call; what waiting costs rank 1."""
+    x = np.ones(10)
+    calls = {
+        "allreduce": lambda: world.allreduce(x),
+        "barrier": world.barrier,
+        "recv": lambda: world.recv(x, source=0) if world.rank else world.send(x, to=1),
+        "wait": lambda: world.allreduce_async(x).wait(),
+    }
+    for what, call in calls.items():
+        call()  # opens the links before anything is measured
+        world.barrier()
         if world.rank == 0:
             time.sleep(1.2)
         before, begun = cpu(), time.monotonic()
-        if what == "recv" and world.rank < 2:
-            world.send(np.ones(1), to=1) if world.rank == 0 else world.recv(np.ones(1), source=0)
-        elif what == "barrier":
-            world.barrier()
-        elif what == "wait":
-            world.allreduce_async(np.ones(10)).wait()
-        else:
-            world.allreduce(np.ones(10))
+        call()
         waited, used = time.monotonic() - begun, cpu() - before
         if world.rank == 1:
             print(f"{what} waited {waited:.3f} used {used:.4f}", flush=True)
-        world.barrier()
 
 
 def cpu():
