@@ -323,7 +323,7 @@ void Engine::finish_running() {
   recorder_.end(running_->record, *running_);
   running_.reset();
   waiting_for_.clear();
-  if (waiters_.load(std::memory_order_relaxed) > 1) changed_.notify_all();
+  changed_.notify_all();  // costs nothing when nobody waits for another thread's driving
 }
 
 void Engine::take_posted() {

@@ -361,8 +361,7 @@ void Executor::announce() {
     Stream& to = stream(step.peer);
     try {
       to.begin(frame_header(FrameKind::kWaiting, lane, step.peer, 0));
-      to.send(nullptr, 0);
-      if (to.header_sent()) to.end();
+      to.push();
     } catch (const LinkClosed&) {
       // The step itself, or the health thread, will say so with a better message.
     }
@@ -376,6 +375,7 @@ void Executor::look_around() {
         links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr)
       continue;
     try {
+      stream(peer).push();  // a waiting frame that found the link full
       const FrameHeader* header = stream(peer).header();
       if (header == nullptr || header->operation != operation_->sequence) continue;
       if (header->call() != operation_->call) explain(*header, peer);

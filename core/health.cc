@@ -205,9 +205,11 @@ void Health::read_from(int rank) {
         break;
       }
     }
-    if (moved == 0)
+    // A process that is killed with unread bytes resets its connection.
+    const bool reset = moved < 0 && errno == ECONNRESET;
+    if (moved == 0 || reset)
       ended = "its connection closed without a goodbye; the process has died or was killed";
-    if (moved < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+    else if (moved < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
       ended = std::string("its connection broke: ") + std::strerror(errno);
   }
   for (const ControlFrame& frame : frames) handle(rank, frame);

@@ -54,6 +54,11 @@ void Stream::begin(FrameHeader header) {
   in_payload_ = true;
 }
 
+void Stream::push() {
+  if (header_left_ > 0) send(nullptr, 0);
+  if (header_left_ == 0 && outgoing_.kind == FrameKind::kWaiting) end();
+}
+
 size_t Stream::send(const void* payload, size_t bytes) {
   iovec pieces[2];
   int count = 0;

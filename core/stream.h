@@ -44,6 +44,7 @@ class Stream {
   size_t send(const void* payload, size_t bytes);
   bool header_sent() const { return header_left_ == 0; }
   void end() { in_payload_ = false; }
+  void push();  // moves what is left of a header; a waiting frame, which has no payload, then ends
 
   void close(std::chrono::steady_clock::time_point linger_until) { link_->close(linger_until); }
 

@@ -80,15 +80,18 @@ class Runner:
 
     def check(self) -> None:
         """Raise if the group cannot be used any more."""
+        self._check_process()
+        if self.closed:
+            raise ClosedError("the group is closed; make a new one with commute.init()")
+        if self.engine.failure is not None:
+            raise self.failure(self.engine.failure, "")
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(
                 "this group was made before a fork and cannot be used in the child; call"
                 " commute.init() in the child, or start processes by spawn"
             )
-        if self.closed:
-            raise ClosedError("the group is closed; make a new one with commute.init()")
-        if self.engine.failure is not None:
-            raise self.failure(self.engine.failure, "")
 
     def start(self, submit: Callable[[], _core.Operation], keep: Any) -> _core.Operation:
         """Submit an operation; `keep` lives until it has finished."""
@@ -103,6 +106,7 @@ class Runner:
 
     def finish(self, operation: _core.Operation, timeout: float | None = None) -> None:
         """Wait until the operation has finished; raise what went wrong."""
+        self._check_process()  # a handle may be waited for in a child; nobody moves it there
         if not operation.finished and not self._wait(operation, timeout):
             raise OperationTimeoutError(
                 f"{_describe(operation)} has not finished after {timeout:.3g} s on rank"

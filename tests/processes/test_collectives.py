@@ -14,14 +14,20 @@ PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 FREE_BYTES_NEEDED = 16 << 30
 
 
-def run(job, size, *parts, timeout=60.0):
-    """Runs the program on `size` ranks; all of them must come through."""
-    command = [sys.executable, "-m", "commute", "run", "-n", str(size), PROGRAM]
-    ended = job([*command, *parts], timeout=timeout).wait()
+@pytest.fixture
+def run(tmp_path):
+    """Runs a part of the program on `size` ranks; all of them must come through."""
+    env = {"COMMUTE_RECORDS": str(tmp_path)}
+    command = [sys.executable, "-m", "commute", "run", "-n"]
 
-    assert ended.code == 0, ended.out + ended.err
-    assert ended.out.count(f"{parts[0]} ok on") == size, ended.out + ended.err
-    return ended
+    def whole(size, part, timeout=55.0):
+        ended = job([*command, str(size), PROGRAM, part], env=env, timeout=timeout).wait()
+
+        assert ended.code == 0, ended.out + ended.err
+        assert ended.out.count(f"{part} ok on") == size, ended.out + ended.err
+        return ended
+
+    return whole
 
 
 def available_bytes() -> int:
@@ -29,28 +35,28 @@ def available_bytes() -> int:
     return int(found[1]) << 10 if found else 0
 
 
-def test_everything_on_four_ranks(job):
+def test_everything_on_four_ranks(run):
     """Each collective, algorithm, dtype and operation against NumPy; async, messages, torch."""
-    run(job, 4, "everything")
+    run(4, "everything")
 
 
-def test_three_ranks(job):
+def test_three_ranks(run):
     """Not a power of two."""
-    run(job, 3, "everything")
+    run(3, "everything")
 
 
-def test_eight_ranks_on_few_cores(job):
-    run(job, 8, "crowded")
+def test_eight_ranks_on_few_cores(run):
+    run(8, "crowded")
 
 
-def test_two_worlds_in_one_process(job):
+def test_two_worlds_in_one_process(run):
     """Worlds of different names live side by side, and a name can be used again."""
-    run(job, 3, "two_worlds")
+    run(3, "two_worlds")
 
 
-def test_waiting_costs_nothing(job):
+def test_waiting_costs_nothing(run):
     """A rank that waits for a second uses less than 5% of a core (CPU time, by getrusage)."""
-    ended = run(job, 2, "idle")
+    ended = run(2, "idle")
     lines = re.findall(r"(\w+) waited ([\d.]+) used ([\d.]+)", ended.out)
     print(ended.out)
 
@@ -62,12 +68,12 @@ def test_waiting_costs_nothing(job):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_more_than_four_gibibytes(job):
+def test_more_than_four_gibibytes(run):
     """One allreduce and one message of more than 4 GiB of uint8 between 2 ranks."""
     free = available_bytes()
     if free < FREE_BYTES_NEEDED:
         pytest.skip(f"needs 16 GiB of free memory, this machine has {free / 2**30:.1f}")
-    run(job, 2, "huge", timeout=220.0)
+    run(2, "huge", timeout=220.0)
 
 
 def test_without_a_launcher(job, tmp_path):

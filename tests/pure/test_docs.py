@@ -67,10 +67,11 @@ def commands(text: str) -> list[Command]:
 
 
 def matches(expected: str, got: str) -> bool:
-    """Compares line ends loosely and "..." with anything."""
-    lines = [re.escape(line.rstrip()).replace(r"\.\.\.", ".*?") for line in expected.splitlines()]
-    clean = "\n".join(line.rstrip() for line in got.strip("\n").splitlines())
-    return re.fullmatch("\n".join(lines), clean, re.DOTALL) is not None
+    """Compares line ends loosely; "..." is anything, alone on its line any number of lines."""
+    lines = [re.escape(line.rstrip()).replace(r"\.\.\.", "[^\n]*?") for line in expected.splitlines()]
+    wanted = "".join("(?:[^\n]*\n)*?" if line == "[^\n]*?" else f"{line}\n" for line in lines)
+    clean = "".join(f"{line.rstrip()}\n" for line in got.strip("\n").splitlines())
+    return re.fullmatch(wanted, clean) is not None
 
 
 def run(command: list[str] | str, folder: Path) -> tuple[int, str]:

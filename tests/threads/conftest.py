@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,12 +56,12 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
+def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
     """`ranks(4)` makes a group of four threads; it is closed after the test."""
     made: list[Ranks] = []
 
     def make(size: int, **options: Any) -> Ranks:
-        made.append(Ranks(size, **options))
+        made.append(Ranks(size, **{"records": str(tmp_path), **options}))
         return made[-1]
 
     yield make
