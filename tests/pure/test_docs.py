@@ -68,7 +68,8 @@ def commands(text: str) -> list[Command]:
 
 def matches(expected: str, got: str) -> bool:
     """Compares line ends loosely; "..." is anything, alone on its line any number of lines."""
-    lines = [re.escape(line.rstrip()).replace(r"\.\.\.", "[^\n]*?") for line in expected.splitlines()]
+    escaped = [re.escape(line.rstrip()) for line in expected.splitlines()]
+    lines = [line.replace(r"\.\.\.", "[^\n]*?") for line in escaped]
     wanted = "".join("(?:[^\n]*\n)*?" if line == "[^\n]*?" else f"{line}\n" for line in lines)
     clean = "".join(f"{line.rstrip()}\n" for line in got.strip("\n").splitlines())
     return re.fullmatch(wanted, clean) is not None
