@@ -12,6 +12,8 @@ submit in the same order.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -307,6 +309,13 @@ class Group:
     def _close(self, failed: str) -> None:
         self._runner.close(failed)
         self._wiring.close()
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """A program that ends without closing still says goodbye, and whether it failed."""
+        # Set by the interpreter when it has printed an exception that nobody caught.
+        error = getattr(sys, "last_value", None)
+        self._close(f"it ended with {type(error).__name__}: {error}" if error is not None else "")
 
     # ---- arguments ----
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
-import weakref
 from typing import TYPE_CHECKING
 
 from commute import _core
@@ -85,7 +83,7 @@ def init(
     settings = Settings(timeout, peer_timeout, join_timeout, bind, advertise, records)
     _log.info("%s", place.describe())
     group = _alone(settings) if place.size == 1 else _member(place, name, settings)
-    atexit.register(_close_at_exit, weakref.ref(group))
+    atexit.register(group._close_at_exit)
     return group
 
 
@@ -115,13 +113,3 @@ def _alone(settings: Settings) -> Group:
     return Group(
         runner, ReadyWiring("loopback"), rank=0, size=1, host=host, timeout=settings.timeout
     )
-
-
-def _close_at_exit(reference: weakref.ref[Group]) -> None:
-    """A program that ends without closing still says goodbye, and whether it failed."""
-    group = reference()
-    if group is None:
-        return
-    # Set by the interpreter when it has printed an exception that nobody caught.
-    error = getattr(sys, "last_value", None)
-    group._close(f"it ended with {type(error).__name__}: {error}" if error is not None else "")

@@ -15,7 +15,7 @@ FREE_BYTES_NEEDED = 16 << 30
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(job, tmp_path):
     """Runs a part of the program on `size` ranks; all of them must come through."""
     env = {"COMMUTE_RECORDS": str(tmp_path)}
     command = [sys.executable, "-m", "commute", "run", "-n"]

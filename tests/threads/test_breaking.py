@@ -99,10 +99,13 @@ def in_order(group: Group, calls: str) -> None:
         group.barrier() if letter == "b" else group.allreduce(np.ones(4))
 
 
-def check_all_the_same(ended: list[Any], kind: type[CommuteError]) -> str:
+def check_all_broken(ended: list[Any], kind: type[CommuteError]) -> list[str]:
+    """All ranks raised this kind; the sentences, of which each rank passes on the first it hears.
+
+    Two ranks may notice at the same moment, each in its own words.
+    """
     assert [type(error) for error in ended] == [kind] * len(ended), ended
-    assert len({str(error) for error in ended}) == 1, ended
-    return str(ended[0])
+    return [str(error) for error in ended]
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
@@ -116,13 +119,14 @@ def test_mismatched_calls(ranks, what, size):
         group.allreduce(np.ones(3))
         (theirs if group.rank == 1 else mine)(group)
 
-    text = check_all_the_same(group_of(work), MismatchError)
+    texts = check_all_broken(group_of(work), MismatchError)
 
-    assert said in text and other in text
-    assert "operation 2" in text
-    assert re.search(r"rank \d called .*rank \d called", text)
+    for text in texts:
+        assert said in text and other in text
+        assert "operation 2" in text
+        assert re.search(r"rank \d called .*rank \d called", text)
     again = group_of(lambda group: group.barrier())
-    assert check_all_the_same(again, MismatchError) == text
+    assert check_all_broken(again, MismatchError) == texts
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
@@ -140,47 +144,49 @@ def test_different_roots(ranks, call, size):
             group.allgather(np.ones(3))
             group.barrier()
 
-    text = check_all_the_same(group_of(work), MismatchError)
-
-    assert re.search(rf"operation 1 .*rank \d called {call} of 8 float64.* with root [01]", text)
+    for text in check_all_broken(group_of(work), MismatchError):
+        assert re.search(rf"operation 1\b.*rank \d called {call} of 8 float64.* root [01]", text)
 
 
 @pytest.mark.parametrize("orders", [("ab", "ba"), ("aab", "aba"), ("bbab", "bbba")])
 def test_calls_in_another_order(ranks, orders):
     group_of = ranks(3)
     ended = group_of(lambda group: in_order(group, orders[group.rank == 2]))
-    text = check_all_the_same(ended, MismatchError)
 
-    assert "barrier" in text and "allreduce of 4 float64 by sum" in text
-    assert "all ranks must make the same calls in the same order" in text
+    for text in check_all_broken(ended, MismatchError):
+        assert "barrier" in text and "allreduce of 4 float64 by sum" in text
+        assert "all ranks must make the same calls in the same order" in text
 
 
 def test_a_call_too_many_names_the_one_that_is_missing(ranks):
     """One rank left out a call: the next one does not fit."""
     group_of = ranks(2)
     ended = group_of(lambda group: in_order(group, "aaab" if group.rank else "aab"))
-    text = check_all_the_same(ended, MismatchError)
 
-    assert "rank 0 called" in text and "rank 1 called" in text
+    for text in check_all_broken(ended, MismatchError):
+        assert "rank 0 called" in text and "rank 1 called" in text
 
 
 def test_mismatch_in_async_calls(ranks):
     """Everything in flight gets the failure, the operations before it are done."""
 
     def work(group: Group) -> list[Any]:
-        sizes = [5, 6, 7 + (group.rank == 1), 8, 9]
-        handles = [group.allreduce_async(np.ones(size)) for size in sizes]
-        ended = []
-        for handle in handles:
+        handles, ended = [], []
+        try:
+            for size in [5, 6, 7 + (group.rank == 1), 8, 9]:
+                handles.append(group.allreduce_async(np.ones(size)))
+        except MismatchError as error:  # the others were so quick that it is broken already
+            ended.append(str(error))
+        for handle in reversed(handles):
             try:
                 ended.append(handle.wait()[0])
             except MismatchError as error:
                 ended.append(str(error))
         return ended
 
-    for ended in ranks(3)(work):
-        assert ended[:2] == [3.0, 3.0]
-        assert all("allreduce of 7 float64" in text for text in ended[2:])
+    for ended in ranks(3).values(work):
+        assert ended[-2:] == [3.0, 3.0]
+        assert all("allreduce of 7 float64" in text for text in ended[:-2])
 
 
 @pytest.mark.parametrize("other", [np.ones(5), np.ones(4, "float32"), np.ones(0)])
@@ -195,10 +201,9 @@ def test_mismatched_messages(ranks, other):
             group.recv(np.empty(4), source=0)
         group.barrier()
 
-    text = check_all_the_same(group_of(work), MismatchError)
-
-    assert f"from rank 0 to rank 1 has {other.size} {other.dtype}" in text
-    assert "expected 4 float64" in text
+    for text in check_all_broken(group_of(work), MismatchError):
+        assert f"from rank 0 to rank 1 has {other.size} {other.dtype}" in text
+        assert "expected 4 float64" in text
 
 
 def test_call_timeout(ranks):

@@ -261,6 +261,6 @@ def test_alone():
         world.reduce(x, op="mean")
         world.barrier()
         assert world.allreduce_async(x).wait() is x
-        with pytest.raises(ValueError, match="to= from 0 to 0|which is this one"):
+        with pytest.raises(ValueError, match=r"to= from 0 to 0|which is this one"):
             world.send(x, to=0)
         np.testing.assert_array_equal(x, np.arange(4.0))

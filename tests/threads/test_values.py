@@ -288,7 +288,7 @@ def test_arguments_are_checked_before_anything_is_sent(ranks):
         with pytest.raises(ValueError, match="overlaps x"):
             whole = np.ones(6)
             group.allreduce(whole[:4], out=whole[2:])
-        with pytest.raises(ValueError, match="to=0, which is this one|to=1, which is this one"):
+        with pytest.raises(ValueError, match=r"to=0, which is this one|to=1, which is this one"):
             group.send(x, to=group.rank)
         return float(group.allreduce(x)[0])
 

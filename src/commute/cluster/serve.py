@@ -272,7 +272,17 @@ class _Connection(asyncio.Protocol):
             self._server.step(Received(self.number, frame))
 
     def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._read_rest()
         self._server.gone(self.number, _reason(error))
+
+    def _read_rest(self) -> None:
+        """A write failed: the member has closed, and its goodbye may not have been read yet."""
+        assert self._transport is not None
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        with contextlib.suppress(OSError):
+            while descriptor >= 0 and (received := os.read(descriptor, 65536)):
+                self.data_received(received)
 
     def send(self, message: Welcome | Refused | Frame) -> None:
         assert self._transport is not None
