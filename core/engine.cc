@@ -37,6 +37,7 @@ Engine::Engine(Settings settings, std::shared_ptr<Poller> poller)
   links_.epoch = settings_.epoch;
   links_.streams = std::vector<std::atomic<Stream*>>(ranks);
   links_.signals.resize(ranks * kSignals);
+  links_.staging.resize(kPieceBytes);
   pairs_ = std::vector<std::atomic<Pair*>>(ranks);
   left_.resize(ranks);
 }

@@ -58,8 +58,7 @@ class Engine {
   // Queues the operation; `background` lets the progress thread run it. Raises Error when the group
   // has failed.
   void submit(const std::shared_ptr<Operation>& operation, bool background);
-  // Drives or waits until the operation has finished (true), `until` has come, or a signal arrived
-  // (false).
+  // Drives or waits until the operation has finished (true) or `until` has come (false).
   bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Takes back a receive of which nothing has arrived; false when it is too late for that.
   bool withdraw(const std::shared_ptr<Operation>& receive);

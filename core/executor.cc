@@ -28,7 +28,6 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
   sent_to_.resize(size_t(plan_.ranks));
   received_from_.resize(size_t(plan_.ranks));
   scratch_.resize(plan_.blocks[static_cast<int>(Space::kScratch)] * tile_bytes_);
-  staging_.resize(kPieceBytes);
   sources_.resize(size_t(plan_.ranks));
   if (!plan_.uses_outbox()) return;
   if (!links_.outboxes)
@@ -228,16 +227,17 @@ bool Executor::receive_reduce(Lane& lane, const Instruction& step) {
   Stream& from = stream(step.peer);
   while (lane.received < to.bytes) {
     // Whole elements are reduced as they arrive; what is left of one waits in `carry`.
-    std::memcpy(staging_.data(), lane.carry, lane.carried);
+    std::memcpy(links_.staging.data(), lane.carry, lane.carried);
     const size_t wanted = std::min(to.bytes - lane.received, kPieceBytes) - lane.carried;
-    const size_t moved = from.take(staging_.data() + lane.carried, wanted);
+    const size_t moved = from.take(links_.staging.data() + lane.carried, wanted);
     if (moved == 0) return false;
     const size_t there = lane.carried + moved;
     const size_t whole = there / item_bytes_ * item_bytes_;
-    reduce_(to.at + lane.received, mine.at + lane.received, staging_.data(), whole / item_bytes_);
+    reduce_(to.at + lane.received, mine.at + lane.received, links_.staging.data(),
+            whole / item_bytes_);
     lane.received += whole;
     lane.carried = there - whole;
-    std::memcpy(lane.carry, staging_.data() + whole, lane.carried);
+    std::memcpy(lane.carry, links_.staging.data() + whole, lane.carried);
   }
   return true;
 }
@@ -333,7 +333,7 @@ void Executor::finish() {
       links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
   }
   const bool has_result = plan_.collective != Collective::kReduce || plan_.rank == plan_.root;
-  if (operation_->mean && has_result)
+  if (operation_->call.mean && has_result)
     kernels().divide_for(operation_->call.dtype)(operation_->out, operation_->call.count,
                                                  static_cast<uint64_t>(plan_.ranks));
 }

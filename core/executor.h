@@ -31,7 +31,10 @@
 
 namespace commute {
 
-// What the plans of one group share. Owned by the engine.
+// Received bytes are reduced in pieces of this size, which stay in the L2 cache.
+constexpr size_t kPieceBytes = 128 * 1024;
+
+// What the plans of one group share, as they run one at a time. Owned by the engine.
 struct Links {
   int rank = 0;
   uint32_t group = 0;
@@ -39,6 +42,7 @@ struct Links {
   std::vector<std::atomic<Stream*>> streams;  // by rank; null where there is no link (yet)
   std::unique_ptr<Outboxes> outboxes;         // null where ranks share no memory
   uint64_t outbox_tiles = 0;                  // tiles that plans with outboxes have run so far
+  std::vector<std::byte> staging;             // what is received before it is reduced, kPieceBytes
   std::vector<uint64_t> signals;  // per rank and signal: posted by all earlier operations
 };
 
@@ -81,8 +85,6 @@ class Executor {
     size_t bytes;
   };
 
-  static constexpr size_t kPieceBytes = 128 * 1024;
-
   Run run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile, int owner) const;
   bool ready(const Lane& lane, const Instruction& step) const;
   bool perform(Lane& lane, const Instruction& step);  // true when the step is complete
@@ -111,7 +113,6 @@ class Executor {
   std::vector<uint32_t> sent_to_;        // messages of this operation, by rank
   std::vector<uint32_t> received_from_;  // likewise
   std::vector<std::byte> scratch_;
-  std::vector<std::byte> staging_;
   std::vector<const void*> sources_;
 
   // Of the current operation.

@@ -28,16 +28,22 @@ std::string Call::describe() const {
   text += " of " + std::to_string(count) + " " + name(dtype);
   const bool reduces = collective == Collective::kReduce || collective == Collective::kAllreduce ||
                        collective == Collective::kReduceScatter;
-  if (reduces) text += std::string(" by ") + name(reduce_op);
+  if (reduces) text += std::string(" by ") + (mean ? "mean" : name(reduce_op));
   if (collective == Collective::kBroadcast || collective == Collective::kReduce)
     text += " with root " + std::to_string(root);
   return text;
 }
 
+Call FrameHeader::call() const {
+  const auto op = static_cast<ReduceOp>(reduction & ~kMeanBit);
+  return {collective, dtype, op, (reduction & kMeanBit) != 0, root, plan, count};
+}
+
 void FrameHeader::set_call(const Call& call) {
   collective = call.collective;
   dtype = call.dtype;
-  reduce_op = call.reduce_op;
+  reduction =
+      static_cast<uint8_t>(static_cast<uint8_t>(call.reduce_op) | (call.mean ? kMeanBit : 0));
   root = call.root;
   plan = call.plan;
   count = call.count;
@@ -54,7 +60,7 @@ const char* refuse(const FrameHeader& header) {
   if (header.kind > FrameKind::kPair) return "its kind is unknown";
   if (static_cast<int>(header.collective) >= kCollectives) return "its operation is unknown";
   if (!is_dtype(static_cast<uint64_t>(header.dtype))) return "its dtype is unknown";
-  if (!is_reduce_op(static_cast<uint64_t>(header.reduce_op))) return "its reduction is unknown";
+  if (!is_reduce_op(header.reduction & ~kMeanBit)) return "its reduction is unknown";
   if (header.bytes > kFrameBytesMax) return "it announces more bytes than any message has";
   if (header.kind == FrameKind::kWaiting && header.bytes != 0)
     return "a waiting frame has no payload";

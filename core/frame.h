@@ -31,6 +31,7 @@ struct Call {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
+  bool mean = false;  // a sum, divided at the end
   int32_t root = 0;
   uint32_t plan = 0;   // low half of the plan's hash
   uint64_t count = 0;  // elements per block
@@ -44,7 +45,7 @@ struct FrameHeader {
   FrameKind kind;
   Collective collective;
   Dtype dtype;
-  ReduceOp reduce_op;
+  uint8_t reduction;  // a ReduceOp; kMeanBit on top
   uint32_t group;
   uint32_t epoch;
   uint64_t operation;
@@ -57,11 +58,12 @@ struct FrameHeader {
   uint32_t sender;
   uint32_t checksum;  // of the 60 bytes before it
 
-  Call call() const { return {collective, dtype, reduce_op, root, plan, count}; }
+  Call call() const;
   void set_call(const Call& call);
 };
 static_assert(sizeof(FrameHeader) == 64, "the header is 64 bytes on the wire");
 
+constexpr uint8_t kMeanBit = 0x80;
 constexpr uint32_t kFrameMagic = 0x31746d63;  // "cmt1"
 // One message is at most a chunk run of one tile, or a point-to-point array: 1 TiB bounds both.
 constexpr uint64_t kFrameBytesMax = uint64_t{1} << 40;

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tcp_link.h"
+
 namespace commute {
 namespace {
 
@@ -124,13 +126,7 @@ void Health::close(bool failed, const std::string& why, std::chrono::millisecond
       flush(member);
       if (!member.outgoing.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    // What the peer sent meanwhile is read, so that closing does not reset the link under the
-    // goodbye.
-    char forgotten[4096];
-    ::shutdown(member.fd, SHUT_WR);
-    while (::recv(member.fd, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0) {
-    }
-    ::close(member.fd);
+    close_delivered(member.fd, until);
   }
   members_.clear();
 }

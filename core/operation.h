@@ -31,7 +31,6 @@ struct Operation {
   int peer = -1;                       // send and recv only
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  bool mean = false;
   Clock::time_point deadline = Clock::time_point::max();
   double timeout_s = 0;  // what the deadline was made from, for messages
   uint64_t record = 0;   // its number in the recorder

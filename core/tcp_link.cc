@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace commute {
 namespace {
@@ -76,22 +77,23 @@ size_t TcpLink::read(void* into, size_t bytes) {
 void TcpLink::close(std::chrono::steady_clock::time_point linger_until) {
   if (fd_ < 0) return;
   poller_->remove(fd_);
-  // A socket closed with unread bytes resets the connection and drops what it has not delivered
-  // yet. So what arrives is read and forgotten until the peer's kernel has taken everything.
-  ::shutdown(fd_, SHUT_WR);
+  close_delivered(std::exchange(fd_, -1), linger_until);
+}
+
+void close_delivered(int fd, std::chrono::steady_clock::time_point linger_until) {
+  ::shutdown(fd, SHUT_WR);
   char forgotten[4096];
   for (;;) {
-    const bool flooded = ::recv(fd_, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0;
+    const bool flooded = ::recv(fd, forgotten, sizeof forgotten, MSG_DONTWAIT) > 0;
     if (std::chrono::steady_clock::now() >= linger_until) break;
     if (flooded) continue;
     int undelivered = 0;
-    if (::ioctl(fd_, SIOCOUTQ, &undelivered) != 0 || undelivered == 0) break;
-    pollfd look{fd_, POLLIN, 0};
+    if (::ioctl(fd, SIOCOUTQ, &undelivered) != 0 || undelivered == 0) break;
+    pollfd look{fd, POLLIN, 0};
     ::poll(&look, 1, 2);
     if (look.revents & (POLLERR | POLLNVAL)) break;
   }
-  ::close(fd_);
-  fd_ = -1;
+  ::close(fd);
 }
 
 }  // namespace commute

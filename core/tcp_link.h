@@ -9,6 +9,11 @@
 
 namespace commute {
 
+// Closes a TCP socket once the peer's kernel has taken what was sent, at the latest at
+// `linger_until`. A socket closed with unread bytes resets the connection and drops what it has not
+// delivered yet, so what arrives meanwhile is read and forgotten.
+void close_delivered(int fd, std::chrono::steady_clock::time_point linger_until);
+
 class TcpLink final : public Link {
  public:
   // Takes ownership of `fd`, makes it non-blocking and registers it with `poller`.

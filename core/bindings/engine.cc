@@ -54,7 +54,7 @@ std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> exec
   operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
   operation->call.root = plan.root;
   operation->call.plan = static_cast<uint32_t>(plan.hash);
-  operation->mean = mean;
+  operation->call.mean = mean;
   operation->executor = std::move(executor);
   engine.submit(operation, background);
   return operation;
@@ -73,11 +73,11 @@ nb::list records(const Engine& engine) {
   static constexpr const char* kStates[] = {"queued", "running", "done", "failed"};
   nb::list rows;
   for (const Record& record : engine.records())
-    rows.append(nb::make_tuple(record.number, record.sequence, name(record.call.collective),
-                               name(record.call.dtype), record.call.count,
-                               name(record.call.reduce_op), record.call.root, record.peer,
-                               record.algorithm, kStates[static_cast<int>(record.state)],
-                               record.begun_ns, record.ended_ns));
+    rows.append(nb::make_tuple(
+        record.number, record.sequence, name(record.call.collective), name(record.call.dtype),
+        record.call.count, record.call.mean ? "mean" : name(record.call.reduce_op),
+        record.call.root, record.peer, record.algorithm, kStates[static_cast<int>(record.state)],
+        record.begun_ns, record.ended_ns));
   return rows;
 }
 

@@ -140,7 +140,7 @@ TEST(a_mean_is_divided_once_at_the_end) {
     const auto executor = engine.bind(plan_of(rank, 3, shape, chain(rank)), kTile);
     std::vector<double> array(100, rank * 3.0);
     auto operation = call_of(executor, array.data(), array.data(), 100, Dtype::kFloat64);
-    operation->mean = true;
+    operation->call.mean = true;
     engine.submit(operation, false);
     CHECK(finish(engine, operation));
     CHECK(array == std::vector<double>(100, 3.0));
