@@ -201,8 +201,13 @@ inline std::shared_ptr<Operation> call_of(const std::shared_ptr<Executor>& execu
                                           void* out, uint64_t count, Dtype dtype = Dtype::kInt64) {
   auto operation = std::make_shared<Operation>();
   const Plan& plan = executor->plan();
-  operation->call = {
-      plan.collective, dtype, ReduceOp::kSum, plan.root, static_cast<uint32_t>(plan.hash), count};
+  operation->call = {plan.collective,
+                     dtype,
+                     ReduceOp::kSum,
+                     false,
+                     plan.root,
+                     static_cast<uint32_t>(plan.hash),
+                     count};
   operation->in = static_cast<const std::byte*>(in);
   operation->out = static_cast<std::byte*>(out);
   operation->executor = executor;

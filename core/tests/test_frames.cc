@@ -127,7 +127,7 @@ TEST(codes_and_lengths_that_no_rank_sends_are_refused) {
 TEST(a_call_is_described_for_people) {
   using enum Collective;
   const auto text = [](Collective collective) {
-    return Call{collective, Dtype::kFloat32, ReduceOp::kMax, 2, 0, 10}.describe();
+    return Call{collective, Dtype::kFloat32, ReduceOp::kMax, false, 2, 0, 10}.describe();
   };
   CHECK_EQ(text(kBarrier), "barrier");
   CHECK_EQ(text(kBroadcast), "broadcast of 10 float32 with root 2");
@@ -139,7 +139,8 @@ TEST(a_call_is_described_for_people) {
 }
 
 TEST(the_call_travels_whole_in_the_header) {
-  const Call call{Collective::kReduce, Dtype::kInt64, ReduceOp::kMin, 6, 99, uint64_t{1} << 40};
+  const Call call{Collective::kReduce, Dtype::kInt64, ReduceOp::kSum, true, 6, 99,
+                  uint64_t{1} << 40};
   FrameHeader header{};
   header.set_call(call);
   CHECK(header.call() == call);

@@ -48,6 +48,19 @@ LINK_TEST(different_dtypes_are_a_mismatch) {
       "allreduce of 10 float64");
 }
 
+LINK_TEST(a_mean_and_a_sum_are_a_mismatch) {
+  expect_mismatch(
+      kind,
+      [](int rank, Engine& engine, Array& array) {
+        const auto executor = engine.bind(allreduce(rank), kTile);
+        auto operation = call_of(executor, array.data(), array.data(), 10, Dtype::kFloat64);
+        operation->call.mean = rank == 0;
+        engine.submit(operation, false);
+        return operation;
+      },
+      "by mean");
+}
+
 LINK_TEST(different_collectives_are_a_mismatch) {
   expect_mismatch(
       kind,
