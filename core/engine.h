@@ -30,7 +30,9 @@
 
 namespace commute {
 
-class Engine {
+// Shared from within: Python hands engines to the core as shared pointers, and `tell` keeps weak
+// ones (bindings/engine.cc).
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
   struct Settings {
     int rank = 0;

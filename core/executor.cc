@@ -194,7 +194,10 @@ bool Executor::accept(Lane& lane, int peer, size_t bytes) {
   for (;;) {
     const FrameHeader* header = from.header();
     if (header == nullptr) return false;
-    const bool stale = header->epoch != links_.epoch || header->operation < operation_->sequence;
+    // Of an operation that is over, only "I am waiting" can be left: a message that nobody took
+    // came from a rank that had called something else.
+    const bool stale = header->epoch != links_.epoch || (header->operation < operation_->sequence &&
+                                                         header->kind == FrameKind::kWaiting);
     if (!stale && !expected(*header, peer, bytes)) explain(*header, peer);
     if (stale || header->kind == FrameKind::kWaiting) {
       if (!from.skip()) return false;
@@ -288,6 +291,11 @@ void Executor::explain(const FrameHeader& header, int peer) const {
           it + " went on to operation " + std::to_string(header.operation) + " (" +
               header.call().describe() + ") without its part of " + number + ", in which " + me +
               " called " + operation_->call.describe() + advice);
+  if (header.operation < operation_->sequence)
+    raise(FailureCode::kMismatch, peer,
+          "in operation " + std::to_string(header.operation) + " " + it + " called " +
+              header.call().describe() + ", and " + me +
+              " something else, which did not take its message" + advice);
   Call theirs = header.call();
   if (theirs == operation_->call)
     raise(FailureCode::kProtocol, peer, "it sent a message that the plan does not have");
@@ -377,8 +385,11 @@ void Executor::look_around() {
     try {
       stream(peer).push();  // a waiting frame that found the link full
       const FrameHeader* header = stream(peer).header();
-      if (header == nullptr || header->operation != operation_->sequence) continue;
-      if (header->call() != operation_->call) explain(*header, peer);
+      if (header == nullptr || header->epoch != links_.epoch) continue;
+      const bool unclaimed =
+          header->operation < operation_->sequence && header->kind != FrameKind::kWaiting;
+      const bool now = header->operation == operation_->sequence;
+      if (unclaimed || (now && header->call() != operation_->call)) explain(*header, peer);
     } catch (const LinkClosed&) {
       // A closed link matters only to those who still expect something from it.
     } catch (const BadFrame& bad) {

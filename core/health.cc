@@ -38,6 +38,7 @@ Health::Health(int rank, double peer_timeout_s, Callbacks callbacks)
       rank_(rank),
       timeout_(seconds(peer_timeout_s)),
       interval_(seconds(std::min(1.0, peer_timeout_s / 4))),
+      tick_(seconds(peer_timeout_s / 50)),
       callbacks_(std::move(callbacks)),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -134,14 +135,12 @@ void Health::close(bool failed, const std::string& why, std::chrono::millisecond
 // --- the thread ---
 
 void Health::loop() {
-  const auto tick = std::chrono::duration_cast<std::chrono::milliseconds>(interval_).count();
   auto next_beat = Clock::now() + interval_;
   for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(next_beat - Clock::now()).count();
+    const auto tick = std::chrono::duration_cast<std::chrono::milliseconds>(tick_).count();
     epoll_event events[kEventsPerLook];
-    const int found = epoll_wait(epoll_fd_, events, kEventsPerLook,
-                                 static_cast<int>(std::clamp<int64_t>(left, 0, tick)));
+    const int found =
+        epoll_wait(epoll_fd_, events, kEventsPerLook, static_cast<int>(std::max<int64_t>(tick, 1)));
     {
       const std::lock_guard lock(mutex_);
       if (closing_) return;
@@ -149,25 +148,31 @@ void Health::loop() {
     for (int i = 0; i < found; ++i)
       if (events[i].data.fd != kWakeRank) read_from(events[i].data.fd);
     const auto now = Clock::now();
-    if (now < next_beat) continue;
+    if (now >= next_beat) {
+      beat();
+      next_beat = now + interval_;
+    }
     // Everything that had arrived was read before anybody is judged.
-    beat_and_judge(now, found < kEventsPerLook);
-    next_beat = now + interval_;
+    if (now - last_look_ >= tick_ && found < kEventsPerLook) judge(now);
   }
 }
 
-void Health::beat_and_judge(Clock::time_point now, bool judge) {
+void Health::beat() {
+  const std::string frame = encode({ControlKind::kBeat, 0, rank_, rank_, 0, ""});
+  const std::lock_guard lock(mutex_);
+  for (auto& [rank, member] : members_) send_to(member, frame);
+}
+
+void Health::judge(Clock::time_point now) {
   std::vector<int> silent;
   {
     const std::lock_guard lock(mutex_);
-    const bool stalled = now - last_look_ > interval_ + timeout_ / 2;
+    const bool stalled = now - last_look_ > timeout_ / 2;
     last_look_ = now;
-    const std::string beat = encode({ControlKind::kBeat, 0, rank_, rank_, 0, ""});
     for (auto& [rank, member] : members_) {
       if (stalled) member.heard = now;
-      if (judge && rank >= 0 && !member.left && member.spoke && now - member.heard > timeout_)
-        silent.push_back(rank);
-      send_to(member, beat);
+      const bool watched = rank >= 0 && !member.left && member.spoke;
+      if (watched && now - member.heard > timeout_ - 2 * tick_) silent.push_back(rank);
     }
   }
   char text[80];

@@ -5,12 +5,11 @@
 // with. It is a C++ thread, so Python code that holds the GIL for long does not look dead. Rules:
 //   1. Every link gets a beat each interval (a quarter of the timeout, at most 1 s), and any frame
 //   counts as heard.
-//   2. A peer's link that closes without a goodbye is a loss at once; one silent for the timeout is
-//   a loss.
+//   2. A peer's link that closes without a goodbye is a loss at once; one that stays silent is a
+//   loss just before the timeout has passed, so that callers hear of it within the timeout.
 //   3. Whoever was itself stalled (stopped, or starved of CPU) judges nobody by the time it slept
 //   through.
-//   4. The coordinator's own silence or end is no loss: peers still watch each other. It is
-//   remembered.
+//   4. The coordinator's own silence or end is no loss: peers still watch each other.
 // News is passed to every other link once; a group fails only once, so the flood ends.
 //
 // Threads: every public function may be called from any thread. Callbacks come from the health
@@ -66,7 +65,8 @@ class Health {
   };
 
   void loop();
-  void beat_and_judge(Clock::time_point now, bool judge);
+  void beat();
+  void judge(Clock::time_point now);
   void read_from(int rank);
   void handle(int rank, const ControlFrame& frame);
   void lose(int rank, const std::string& cause);
@@ -77,7 +77,8 @@ class Health {
   const int pid_;  // of the process that made it
   const int rank_;
   const Clock::duration timeout_;
-  const Clock::duration interval_;
+  const Clock::duration interval_;  // between beats
+  const Clock::duration tick_;      // between looks at who is silent
   const Callbacks callbacks_;
   int epoll_fd_;
   int event_fd_;

@@ -147,7 +147,7 @@ LINK_TEST(a_rank_that_went_on_is_named) {
   CHECK(says(operation->failure, "rank 0 went on to operation 3"));
 }
 
-LINK_TEST(frames_of_an_earlier_epoch_or_operation_are_skipped) {
+LINK_TEST(frames_of_an_earlier_epoch_and_old_waiting_frames_are_skipped) {
   RawPeer raw(kind);
   Array array(4);
   const auto executor = raw.engine.bind(broadcast(1), kTile);
@@ -155,20 +155,35 @@ LINK_TEST(frames_of_an_earlier_epoch_or_operation_are_skipped) {
   FrameHeader old_epoch = raw.header(*operation, Array(1000));
   old_epoch.epoch = 0;
   old_epoch.operation = 77;
-  FrameHeader abandoned = raw.header(*operation, Array(3));
-  abandoned.operation = 0;
-  abandoned.set_call({Collective::kReduce, Dtype::kUint8, ReduceOp::kMax, 1, 5, 24});
+  FrameHeader waited = raw.header(*operation, {});
+  waited.kind = FrameKind::kWaiting;
+  waited.operation = 0;
+  waited.set_call({Collective::kReduce, Dtype::kUint8, ReduceOp::kMax, false, 1, 5, 24});
   FrameHeader waiting = raw.header(*operation, {});
   waiting.kind = FrameKind::kWaiting;
   std::thread writer([&] {
     raw.send_frame(old_epoch, Array(1000, -1)).join();
-    raw.send_frame(abandoned, Array(3, -2)).join();
+    raw.send_frame(waited, {}).join();
     raw.send_frame(waiting, {}).join();
     raw.send_frame(raw.header(*operation, array), Array(4, 42)).join();
   });
   CHECK(finish(raw.engine, operation));
   writer.join();
   CHECK(array == Array(4, 42));
+}
+
+LINK_TEST(a_message_that_an_earlier_operation_did_not_take_is_a_mismatch) {
+  RawPeer raw(kind);
+  Array array(4);
+  const auto executor = raw.engine.bind(broadcast(1), kTile);
+  const auto operation = submit(raw.engine, executor, array.data(), array.data(), 4);
+  FrameHeader unclaimed = raw.header(*operation, {});
+  unclaimed.operation = 0;
+  std::thread writer = raw.send_frame(unclaimed, {});
+  CHECK(settled(raw.engine, operation));
+  writer.join();
+  CHECK(operation->failure.code == FailureCode::kMismatch);
+  CHECK(says(operation->failure, "did not take its message"));
 }
 
 }  // namespace

@@ -277,7 +277,10 @@ async def read_exactly(connection: socket.socket, count: int) -> bytes:
     loop = asyncio.get_running_loop()
     received = bytearray()
     while len(received) < count:
-        part = await loop.sock_recv(connection, min(count - len(received), 1 << 16))
+        try:
+            part = await loop.sock_recv(connection, min(count - len(received), 1 << 16))
+        except ConnectionError:  # closed with what we sent still unread
+            part = b""
         if not part:
             reason = f"closed after {len(received)} of {count} bytes"
             raise HandshakeError(reason, hung_up=not received)
