@@ -36,10 +36,10 @@ Engine::Engine(Settings settings, std::shared_ptr<Poller> poller)
   links_.group = settings_.group;
   links_.epoch = settings_.epoch;
   links_.streams = std::vector<std::atomic<Stream*>>(ranks);
+  links_.left = std::vector<std::atomic<bool>>(ranks);
   links_.signals.resize(ranks * kSignals);
   links_.staging.resize(kPieceBytes);
   pairs_ = std::vector<std::atomic<Pair*>>(ranks);
-  left_.resize(ranks);
 }
 
 Engine::~Engine() {
@@ -77,8 +77,15 @@ bool Engine::has_pair_link(int peer) const {
   return pairs_[size_t(peer)].load(std::memory_order_acquire) != nullptr;
 }
 
-void Engine::set_outboxes(std::unique_ptr<Outboxes> outboxes) {
-  links_.outboxes = std::move(outboxes);
+Outboxes& Engine::share_memory(size_t slot_bytes) {
+  links_.outboxes = std::make_unique<Outboxes>(settings_.rank, settings_.ranks, slot_bytes);
+  poller_->use_flag(links_.outboxes->doorbell_flag(), links_.outboxes->own());
+  return *links_.outboxes;
+}
+
+void Engine::attach_outbox(int peer, int segment_fd, int event_fd) {
+  auto segment = std::make_shared<Segment>(Segment::map(segment_fd, kCacheLineBytes));
+  links_.outboxes->attach(peer, std::move(segment), event_fd);
 }
 
 std::shared_ptr<Executor> Engine::bind(Plan plan, size_t tile_bytes) {
@@ -88,12 +95,18 @@ std::shared_ptr<Executor> Engine::bind(Plan plan, size_t tile_bytes) {
   return std::make_shared<Executor>(std::move(plan), tile_bytes, links_);
 }
 
+void Engine::begin_anew(uint32_t epoch) {
+  const std::lock_guard lock(mutex_);
+  submitted_ = 0;
+  recorder_ = Recorder();
+  links_.epoch = epoch;
+}
+
 // --- calls ---
 
 void Engine::submit(const std::shared_ptr<Operation>& operation, bool background) {
   {
     const std::lock_guard lock(mutex_);
-    if (failure_.code != FailureCode::kNone) throw Error(failure_);
     const int peer = operation->peer;
     if (!operation->executor && (peer < 0 || peer >= settings_.ranks || !has_pair_link(peer)))
       throw std::invalid_argument("there is no link to rank " + std::to_string(peer) +
@@ -101,20 +114,36 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
     // First, as it may fail: an operation that was refused must not stay queued.
     if (background && !progress_thread_.joinable())
       progress_thread_ = std::thread([this] { background_loop(); });
-    static const std::string kNoAlgorithm;
-    if (operation->executor) {
-      operation->sequence = ++submitted_;
-      operation->record = recorder_.begin(*operation, operation->executor->plan().algorithm);
-      queue_.push_back(operation);
-      has_queued_.store(true, std::memory_order_release);
-    } else {
-      operation->record = recorder_.begin(*operation, kNoAlgorithm);
-      posted_.push_back(operation);
-      has_posted_.store(true, std::memory_order_release);
-    }
+    enqueue(operation);
     if (background) changed_.notify_all();
   }
   if (background) poller_->wake();  // somebody may be driving, asleep
+}
+
+// With mutex_.
+void Engine::enqueue(const std::shared_ptr<Operation>& operation) {
+  if (failure_.code != FailureCode::kNone) throw Error(failure_);
+  static const std::string kNoAlgorithm;
+  if (operation->executor) {
+    operation->sequence = ++submitted_;
+    operation->record = recorder_.begin(*operation, operation->executor->plan().algorithm);
+    queue_.push_back(operation);
+    has_queued_.store(true, std::memory_order_release);
+  } else {
+    operation->record = recorder_.begin(*operation, kNoAlgorithm);
+    posted_.push_back(operation);
+    has_posted_.store(true, std::memory_order_release);
+  }
+}
+
+bool Engine::run(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  enqueue(operation);
+  if (driving_ || withdrawing_.load() > 0) return false;
+  waiters_.fetch_add(1);
+  hold(lock, operation.get(), until);
+  waiters_.fetch_sub(1);
+  return operation->finished();
 }
 
 bool Engine::wait(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
@@ -165,7 +194,7 @@ void Engine::fail(Failure failure) {
     std::unique_lock lock(mutex_);
     if (failure_.code != FailureCode::kNone) return;
     const bool known = failure.rank >= 0 && failure.rank < settings_.ranks;
-    if (failure.code == FailureCode::kPeerLost && known && left_[size_t(failure.rank)])
+    if (failure.code == FailureCode::kPeerLost && known && links_.left[size_t(failure.rank)].load())
       failure.text = "it had finished and left the job";
     failure_ = failure;
     failed_.store(true);
@@ -182,11 +211,13 @@ Failure Engine::failure() const {
 }
 
 void Engine::peer_left(int rank) {
+  if (rank < 0 || rank >= settings_.ranks) return;
   {
-    const std::lock_guard lock(mutex_);
-    if (rank >= 0 && rank < settings_.ranks) left_[size_t(rank)] = true;
+    const std::lock_guard lock(mutex_);  // so that nobody misses it between a look and a wait
+    links_.left[size_t(rank)].store(true);
   }
   changed_.notify_all();
+  poller_->wake();  // the running operation may wait for its signal
 }
 
 // A link broke under the running operation. The health thread often knows why (the exception that
@@ -196,7 +227,7 @@ void Engine::broken(Failure failure) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kBetterWord, [&] {
       return failure_.code != FailureCode::kNone ||
-             (failure.rank >= 0 && left_[size_t(failure.rank)]);
+             (failure.rank >= 0 && links_.left[size_t(failure.rank)].load());
     });
   }
   fail(std::move(failure));
@@ -271,10 +302,12 @@ bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::t
   }
   if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
   const auto idle = now - idle_since_;
-  if (idle < kYield) {
-    if (!poller_->sleep(0)) sched_yield();
+  if (may_spin_ && idle < kSpin) return true;
+  if (crowded_ == 0 && idle < kYield && now < until) {
+    give_way(now);
     return true;
   }
+  if (crowded_ > 0) --crowded_;
   if (now >= until) return false;
   look_for_trouble(now, idle);
   poller_->about_to_sleep();
@@ -287,6 +320,17 @@ bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::t
   const auto nap = std::clamp<int64_t>(left.count(), 1, kSlice.count());
   const bool ready = poller_->sleep(static_cast<int>(nap));
   return ready || Clock::now() < until;
+}
+
+// Beside a process that computes, giving way costs its whole time slice, milliseconds, while a
+// sleeper is scheduled at once when it is woken. So a long absence turns this rung of the ladder
+// off for a while.
+void Engine::give_way(Clock::time_point now) {
+  const bool needs_sockets = !running_ || !running_->executor->plan().uses_outbox();
+  const bool look = needs_sockets || ++yields_ % kYieldsPerLook == 0;
+  if (look && poller_->sleep(0)) return;
+  sched_yield();
+  if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;
 }
 
 bool Engine::turn() {

@@ -6,8 +6,9 @@
 // drives it when nobody waits, and gives way as soon as somebody does. Collectives run one at a
 // time in the order in which they were submitted; each pair's messages move beside them.
 //
-// Waiting is a ladder: look again for kYield while giving the core to others, then sleep in epoll,
-// in slices, so that deadlines, interrupts and a caller's signals are seen.
+// Waiting is a ladder: spin for kSpin where every rank has a core, look again for kYield while
+// giving the core to others, then sleep in epoll, in slices, so that deadlines, interrupts and a
+// caller's signals are seen.
 //
 // Failing: the first failure, from here or from the network, is final for the group. Every pending
 // and later operation gets it, and `on_failure` is told once, so that the other ranks hear of it.
@@ -26,6 +27,7 @@
 
 #include "executor.h"
 #include "pair.h"
+#include "poller.h"
 #include "recorder.h"
 
 namespace commute {
@@ -48,18 +50,30 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   const std::shared_ptr<Poller>& poller() const { return poller_; }
 
+  // Whether waiting may begin with spinning: there is a core for each local rank.
+  void may_spin(bool yes) { may_spin_ = yes; }
+
   // Links are added once per peer, at first use.
   void add_link(int peer, std::unique_ptr<Link> link);
   void add_pair_link(int peer, std::unique_ptr<Link> link);
   bool has_link(int peer) const;
   bool has_pair_link(int peer) const;
-  void set_outboxes(std::unique_ptr<Outboxes> outboxes);
+  // Makes this rank's outbox; peers attach it, and this rank theirs, before a plan uses outboxes.
+  Outboxes& share_memory(size_t slot_bytes);
+  // Takes ownership of both descriptors. Raises std::runtime_error.
+  void attach_outbox(int peer, int segment_fd, int event_fd);
 
   std::shared_ptr<Executor> bind(Plan plan, size_t tile_bytes);
+  // Counts operations from 1 again, in a new epoch; all ranks call this between the same
+  // operations.
+  void begin_anew(uint32_t epoch);
 
   // Queues the operation; `background` lets the progress thread run it. Raises Error when the group
   // has failed.
   void submit(const std::shared_ptr<Operation>& operation, bool background);
+  // Queues a collective and drives it at once, for calls that are expected to be short; false when
+  // it has not finished by `until`, or somebody else drives: `wait` for it then.
+  bool run(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Drives or waits until the operation has finished (true) or `until` has come (false).
   bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Takes back a receive of which nothing has arrived; false when it is too late for that.
@@ -84,9 +98,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void close(std::chrono::milliseconds linger);
 
  private:
-  static constexpr std::chrono::microseconds kYield{100};
+  static constexpr std::chrono::microseconds kSpin{1};
+  static constexpr std::chrono::microseconds kYield{200};
+  // Asking sockets is a system call: while the running operation needs none, only every so often.
+  static constexpr uint32_t kYieldsPerLook = 16;
+  static constexpr std::chrono::milliseconds kSliceOfOthers{3};
+  static constexpr uint32_t kCrowdedRests = 200;
   static constexpr std::chrono::milliseconds kSlice{100};
   static constexpr std::chrono::milliseconds kAnnounceAfter{100};
+
+  void enqueue(const std::shared_ptr<Operation>& operation);
 
   // For the holder of the progress lock.
   void hold(std::unique_lock<std::mutex>& lock, const Operation* target, Clock::time_point until);
@@ -99,6 +120,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void take_posted();
   void finish_running();
   bool idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until);
+  void give_way(Clock::time_point now);
   void look_for_trouble(Clock::time_point now, Clock::duration idle);
   void check_deadline(const Operation& operation, Clock::time_point now,
                       const std::vector<int>& missing) const;
@@ -122,6 +144,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Operation> running_;
   bool announced_ = false;
   Clock::time_point idle_since_ = Clock::time_point::max();  // max: something moved just now
+  bool may_spin_ = false;
+  uint32_t yields_ = 0;
+  uint32_t crowded_ = 0;  // rests left to take asleep, because somebody else computes on our cores
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
@@ -133,7 +158,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t submitted_ = 0;
   bool closing_ = false;
   bool links_closed_ = false;
-  std::vector<bool> left_;
   Failure failure_;
   std::vector<int> waiting_for_;
   Recorder recorder_;

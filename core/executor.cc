@@ -8,6 +8,12 @@
 namespace commute {
 namespace {
 
+constexpr const char* kSameCalls = "; all ranks must make the same calls in the same order";
+
+std::string named(int rank) {
+  return "rank " + std::to_string(rank);
+}
+
 bool in_place(const Plan& plan) {
   if (plan.collective == Collective::kAllreduce || plan.collective == Collective::kBroadcast)
     return true;
@@ -49,6 +55,8 @@ void Executor::begin(const Operation& operation) {
     lane = Lane{};
     lane.steps = steps;
   }
+  entered_ = !plan_.uses_outbox();
+  if (!entered_) ++links_.outbox_uses;
   std::fill(sent_to_.begin(), sent_to_.end(), 0);
   std::fill(received_from_.begin(), received_from_.end(), 0);
   if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
@@ -56,6 +64,7 @@ void Executor::begin(const Operation& operation) {
 }
 
 Executor::Progress Executor::advance() {
+  if (!entered_ && !enter_outboxes()) return Progress::kBlocked;
   bool moved = false;
   for (Lane& lane : lanes_) {
     while (lane.tile < tiles_) {
@@ -113,6 +122,7 @@ bool Executor::perform(Lane& lane, const Instruction& step) {
       return receive_reduce_send(lane, step);
     case Op::kCopy:
     case Op::kPut: {
+      if (step.op == Op::kPut && !slot_free(lane)) return false;
       const int owner = step.src_space == Space::kOutbox ? step.peer : plan_.rank;
       const Run from = run_of(step.src_space, step.src, step.count, lane.tile, owner);
       const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
@@ -196,8 +206,8 @@ bool Executor::accept(Lane& lane, int peer, size_t bytes) {
     if (header == nullptr) return false;
     // Of an operation that is over, only "I am waiting" can be left: a message that nobody took
     // came from a rank that had called something else.
-    const bool stale = header->epoch != links_.epoch || (header->operation < operation_->sequence &&
-                                                         header->kind == FrameKind::kWaiting);
+    const bool stale = header->epoch < links_.epoch || (header->operation < operation_->sequence &&
+                                                        header->kind == FrameKind::kWaiting);
     if (!stale && !expected(*header, peer, bytes)) explain(*header, peer);
     if (stale || header->kind == FrameKind::kWaiting) {
       if (!from.skip()) return false;
@@ -271,7 +281,9 @@ FrameHeader Executor::frame_header(FrameKind kind, const Lane& lane, int peer, s
 }
 
 bool Executor::expected(const FrameHeader& header, int peer, size_t bytes) const {
-  if (header.operation != operation_->sequence || header.group != links_.group) return false;
+  if (header.operation != operation_->sequence || header.group != links_.group ||
+      header.epoch != links_.epoch)
+    return false;
   if (header.call() != operation_->call) return false;
   if (header.kind == FrameKind::kWaiting) return true;
   return header.kind == FrameKind::kData && header.bytes == bytes &&
@@ -280,31 +292,38 @@ bool Executor::expected(const FrameHeader& header, int peer, size_t bytes) const
 
 // Says why a frame is not the expected one; all ranks will read this sentence.
 void Executor::explain(const FrameHeader& header, int peer) const {
-  const std::string me = "rank " + std::to_string(links_.rank);
-  const std::string it = "rank " + std::to_string(peer);
-  const std::string number = "operation " + std::to_string(operation_->sequence);
-  const char* advice = "; all ranks must make the same calls in the same order";
   if (header.kind == FrameKind::kPair || header.group != links_.group)
     raise(FailureCode::kProtocol, peer, "it sent a frame that belongs on another link");
-  if (header.operation > operation_->sequence)
-    raise(FailureCode::kMismatch, peer,
-          it + " went on to operation " + std::to_string(header.operation) + " (" +
-              header.call().describe() + ") without its part of " + number + ", in which " + me +
-              " called " + operation_->call.describe() + advice);
+  if (header.operation > operation_->sequence || header.epoch > links_.epoch)
+    explain_ahead(header.operation, " (" + header.call().describe() + ")", peer);
   if (header.operation < operation_->sequence)
     raise(FailureCode::kMismatch, peer,
-          "in operation " + std::to_string(header.operation) + " " + it + " called " +
-              header.call().describe() + ", and " + me +
-              " something else, which did not take its message" + advice);
-  Call theirs = header.call();
-  if (theirs == operation_->call)
+          "in operation " + std::to_string(header.operation) + " " + named(peer) + " called " +
+              header.call().describe() + ", and " + named(links_.rank) +
+              " something else, which did not take its message" + kSameCalls);
+  if (header.call() == operation_->call)
     raise(FailureCode::kProtocol, peer, "it sent a message that the plan does not have");
-  theirs.plan = operation_->call.plan;
-  if (theirs == operation_->call)
-    advice = " by another plan; pass the same algorithm= and settings on all ranks";
+  explain_call(header.call(), peer);
+}
+
+void Executor::explain_ahead(uint64_t operation, const std::string& call, int peer) const {
   raise(FailureCode::kMismatch, peer,
-        "in " + number + " " + me + " called " + operation_->call.describe() + ", " + it +
-            " called " + header.call().describe() + advice);
+        named(peer) + " went on to operation " + std::to_string(operation) + call +
+            " without its part of operation " + std::to_string(operation_->sequence) +
+            ", in which " + named(links_.rank) + " called " + operation_->call.describe() +
+            kSameCalls);
+}
+
+void Executor::explain_call(const Call& theirs, int peer) const {
+  Call but_plan = theirs;
+  but_plan.plan = operation_->call.plan;
+  const bool same = but_plan == operation_->call;
+  raise(FailureCode::kMismatch, peer,
+        "in operation " + std::to_string(operation_->sequence) + " " + named(links_.rank) +
+            " called " + operation_->call.describe() + ", " + named(peer) + " called " +
+            theirs.describe() +
+            (same ? " by another plan; pass the same algorithm= and settings on all ranks"
+                  : kSameCalls));
 }
 
 // --- outboxes ---
@@ -323,13 +342,61 @@ void Executor::reduce_many(const Lane& lane, const Instruction& step) {
 }
 
 bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
+  if (lane.tile < step.lag()) return true;  // of an earlier call: slot_free looks after that
   const size_t counter = size_t(step.peer) * kSignals + step.signal();
-  uint64_t target = links_.signals[counter];
-  // A lag that reaches into earlier operations waits for all of them: they may have run other
-  // plans.
-  if (lane.tile >= step.lag())
-    target += (lane.tile - step.lag()) * plan_.signals_per_tile[counter] + step.src;
-  return links_.outboxes->signalled(step.peer, step.signal()) >= target;
+  const uint64_t target = links_.signals[counter] + step.src +
+                          (lane.tile - step.lag()) * plan_.signals_per_tile[counter];
+  // Looked at first: what a peer signalled before it left is seen below.
+  const bool left = links_.left[size_t(step.peer)].load(std::memory_order_acquire);
+  if (links_.outboxes->signalled(step.peer, step.signal()) < target) {
+    if (left) raise(FailureCode::kPeerLost, step.peer, "it had finished and left the job");
+    return false;
+  }
+  // Its first signal of this operation: what it called stands in its outbox.
+  if (lane.tile == 0 && step.lag() == 0) compare_call(step.peer, true);
+  return true;
+}
+
+bool Executor::enter_outboxes() {
+  if (unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)) >= 0) return false;
+  links_.outboxes->publish(links_.outbox_uses, operation_->sequence, operation_->call);
+  entered_ = true;
+  return true;
+}
+
+// Whether the slot of this tile has no reader left from the operation before.
+bool Executor::slot_free(const Lane& lane) const {
+  if (lane.tile >= kOutboxSlots) return true;
+  if (lane.tile == 0 && links_.outbox_last_tiles < kOutboxSlots) return true;
+  return unfinished(links_.outbox_uses - 1) < 0;
+}
+
+// A rank that has not finished so many operations with outboxes, or -1.
+int Executor::unfinished(uint64_t uses) const {
+  for (int peer = 0; peer < plan_.ranks; ++peer) {
+    const bool left = links_.left[size_t(peer)].load(std::memory_order_acquire);
+    if (peer == plan_.rank || links_.outboxes->signalled(peer, kFinished) >= uses) continue;
+    if (left) raise(FailureCode::kPeerLost, peer, "it had finished and left the job");
+    return peer;
+  }
+  return -1;
+}
+
+// Raises when the peer's outbox says that it called something else. `must`: it has signalled, so
+// its call must stand there.
+void Executor::compare_call(int peer, bool must) const {
+  Call theirs;
+  const uint64_t now = operation_->sequence;
+  if (links_.outboxes->published(peer, links_.outbox_uses, now, theirs)) {
+    if (theirs != operation_->call) explain_call(theirs, peer);
+    return;
+  }
+  const uint64_t last = links_.outboxes->last_published(peer, theirs);
+  if (last > now) explain_ahead(last, " (" + theirs.describe() + ")", peer);
+  if (must)
+    raise(FailureCode::kMismatch, peer,
+          "in operation " + std::to_string(last) + " " + named(peer) + " called " +
+              theirs.describe() + ", and " + named(links_.rank) + " something else" + kSameCalls);
 }
 
 // --- the end, and the time when nothing moves ---
@@ -337,6 +404,8 @@ bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
 void Executor::finish() {
   if (plan_.uses_outbox()) {
     links_.outbox_tiles += tiles_;
+    links_.outbox_last_tiles = tiles_;
+    links_.outboxes->signal(kFinished);
     for (size_t i = 0; i < plan_.signals_per_tile.size(); ++i)
       links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
   }
@@ -347,6 +416,8 @@ void Executor::finish() {
 }
 
 std::vector<int> Executor::waiting_for() const {
+  if (!entered_)
+    return {unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2))};
   std::set<int> found;
   for (const Lane& lane : lanes_) {
     if (lane.tile >= tiles_) continue;
@@ -378,6 +449,8 @@ void Executor::announce() {
 
 // A rank that called something else may have sent its frames to us although our plan expects none.
 void Executor::look_around() {
+  for (int peer = 0; plan_.uses_outbox() && peer < plan_.ranks; ++peer)
+    if (peer != plan_.rank) compare_call(peer, false);
   for (int peer = 0; peer < plan_.ranks; ++peer) {
     if (peer == plan_.rank ||
         links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr)

@@ -12,6 +12,11 @@
 //            v                                       | complete
 //          begin -> move bytes until the link says "would block" or the step is complete
 //
+// Outboxes are used by different plans in turn, so who reads a slot differs from call to call. Two
+// rules hold across calls, whatever the plans: a rank enters its k-th use of outboxes when all have
+// finished the use before the last, and refills a slot that the last use has filled when all have
+// finished that one. Within a call the plan's own waits do.
+//
 // Invariants: 1. one message per direction is in flight, because a direction belongs to one
 // lane. 2. A message is consumed only after its header proved to be the expected one. 3. Received
 // bytes go straight to their destination, or in pieces of kPieceBytes through a staging buffer that
@@ -40,7 +45,10 @@ struct Links {
   uint32_t group = 0;
   uint32_t epoch = 0;
   std::vector<std::atomic<Stream*>> streams;  // by rank; null where there is no link (yet)
+  std::vector<std::atomic<bool>> left;        // by rank: it said goodbye
   std::unique_ptr<Outboxes> outboxes;         // null where ranks share no memory
+  uint64_t outbox_last_tiles = 0;             // of the last operation that used outboxes
+  uint64_t outbox_uses = 0;                   // operations that used outboxes so far
   uint64_t outbox_tiles = 0;                  // tiles that plans with outboxes have run so far
   std::vector<std::byte> staging;             // what is received before it is reduced, kPieceBytes
   std::vector<uint64_t> signals;  // per rank and signal: posted by all earlier operations
@@ -98,9 +106,15 @@ class Executor {
   bool receive_reduce_send(Lane& lane, const Instruction& step);
   void reduce_many(const Lane& lane, const Instruction& step);
   bool signal_seen(const Lane& lane, const Instruction& step) const;
+  bool enter_outboxes();
+  bool slot_free(const Lane& lane) const;
+  int unfinished(uint64_t uses) const;
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;
+  [[noreturn]] void explain_ahead(uint64_t operation, const std::string& call, int peer) const;
+  [[noreturn]] void explain_call(const Call& theirs, int peer) const;
+  void compare_call(int peer, bool must) const;
   [[noreturn]] void raise(FailureCode code, int peer, const std::string& text) const;
   Stream& stream(int peer) const;
   FrameHeader frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const;
@@ -120,6 +134,7 @@ class Executor {
   size_t item_bytes_ = 1;
   size_t tile_elements_ = 1;
   uint64_t tiles_ = 0;
+  bool entered_ = false;  // the call stands in the outbox
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;
   uint64_t messages_ = 0;

@@ -22,6 +22,24 @@ uint32_t checksum(const FrameHeader& header) {
 
 }  // namespace
 
+void Call::pack(uint64_t (&words)[3]) const {
+  words[0] = static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 |
+             static_cast<uint64_t>(reduce_op) << 16 | static_cast<uint64_t>(mean) << 24 |
+             static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
+  words[1] = plan;
+  words[2] = count;
+}
+
+Call Call::unpack(const uint64_t (&words)[3]) {
+  return {static_cast<Collective>(words[0] & 0xff),
+          static_cast<Dtype>(words[0] >> 8 & 0xff),
+          static_cast<ReduceOp>(words[0] >> 16 & 0xff),
+          (words[0] >> 24 & 1) != 0,
+          static_cast<int32_t>(words[0] >> 32),
+          static_cast<uint32_t>(words[1]),
+          words[2]};
+}
+
 std::string Call::describe() const {
   std::string text = name(collective);
   if (collective == Collective::kBarrier) return text;

@@ -37,6 +37,9 @@ struct Call {
   uint64_t count = 0;  // elements per block
 
   bool operator==(const Call&) const = default;
+  // In three words, for memory that peers read.
+  void pack(uint64_t (&words)[3]) const;
+  static Call unpack(const uint64_t (&words)[3]);
   std::string describe() const;  // "allreduce of 10 float32 by sum"
 };
 

@@ -1,28 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "outbox.h"
 
-#include <utility>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
 
 namespace commute {
+namespace {
 
-MemoryArena::MemoryArena(std::vector<std::shared_ptr<Poller>> pollers, size_t slot_bytes)
-    : pollers_(std::move(pollers)),
-      slot_bytes_(slot_bytes),
-      slots_(pollers_.size(), std::vector<std::byte>(slot_bytes * kOutboxSlots)),
-      counters_(pollers_.size()) {}
+constexpr size_t kPageBytes = 4096;
 
-std::byte* MemoryOutboxes::slot(int rank, uint64_t tile) {
-  return arena_->slots_[size_t(rank)].data() + (tile % kOutboxSlots) * arena_->slot_bytes_;
+size_t whole_pages(size_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-void MemoryOutboxes::signal(uint32_t signal) {
-  arena_->counters_[size_t(rank_)].value[signal].fetch_add(1, std::memory_order_release);
-  for (size_t peer = 0; peer < arena_->pollers_.size(); ++peer)
-    if (peer != size_t(rank_)) arena_->pollers_[peer]->wake();
+}  // namespace
+
+Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes)
+    : rank_(rank),
+      ranks_(ranks),
+      slot_bytes_(whole_pages(slot_bytes)),
+      segments_(size_t(ranks)),
+      event_fds_(size_t(ranks), -1) {
+  static_assert(sizeof(Head) <= kHeadBytes);
+  auto segment =
+      std::make_shared<Segment>(Segment::create(kHeadBytes + kOutboxSlots * slot_bytes_));
+  Head& mine = *new (segment->data()) Head{};
+  mine.rank = static_cast<uint32_t>(rank);
+  mine.ranks = static_cast<uint32_t>(ranks);
+  mine.slot_bytes = slot_bytes_;
+  mine.magic = kMagic;
+  segments_[size_t(rank)] = std::move(segment);
 }
 
-uint64_t MemoryOutboxes::signalled(int rank, uint32_t signal) const {
-  return arena_->counters_[size_t(rank)].value[signal].load(std::memory_order_acquire);
+Outboxes::~Outboxes() {
+  for (const int fd : event_fds_)
+    if (fd >= 0) ::close(fd);
+}
+
+void Outboxes::attach(int peer, std::shared_ptr<Segment> segment, int event_fd) {
+  event_fds_[size_t(peer)] = event_fd;
+  const Head& theirs = *reinterpret_cast<const Head*>(segment->data());
+  if (segment->bytes() < kHeadBytes + kOutboxSlots * slot_bytes_ || theirs.magic != kMagic ||
+      theirs.rank != static_cast<uint32_t>(peer) || theirs.ranks != static_cast<uint32_t>(ranks_) ||
+      theirs.slot_bytes != slot_bytes_)
+    throw std::runtime_error("rank " + std::to_string(peer) +
+                             " passed memory that is not its outbox");
+  segments_[size_t(peer)] = std::move(segment);
+}
+
+Doorbell Outboxes::doorbell(int peer) {
+  return {&head(peer).sleeping, event_fds_[size_t(peer)], segments_[size_t(peer)]};
+}
+
+void Outboxes::signal(uint32_t signal) {
+  head(rank_).signals[signal].count.fetch_add(1, std::memory_order_seq_cst);
+  for (int peer = 0; peer < ranks_; ++peer)
+    if (event_fds_[size_t(peer)] >= 0) ring(head(peer).sleeping, event_fds_[size_t(peer)]);
+}
+
+void Outboxes::publish(uint64_t use, uint64_t operation, const Call& call) {
+  Published& line = head(rank_).calls[use % 2];
+  uint64_t words[3];
+  call.pack(words);
+  line.operation.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < 3; ++i) line.words[i].store(words[i], std::memory_order_release);
+  line.operation.store(operation, std::memory_order_release);
+}
+
+bool Outboxes::published(int rank, uint64_t use, uint64_t operation, Call& call) const {
+  const Published& line = head(rank).calls[use % 2];
+  if (line.operation.load(std::memory_order_acquire) != operation) return false;
+  uint64_t words[3];
+  for (size_t i = 0; i < 3; ++i) words[i] = line.words[i].load(std::memory_order_acquire);
+  call = Call::unpack(words);
+  // Unchanged while it was read?
+  return line.operation.load(std::memory_order_acquire) == operation;
+}
+
+uint64_t Outboxes::last_published(int rank, Call& call) const {
+  const auto& calls = head(rank).calls;
+  const bool second = calls[1].operation.load(std::memory_order_acquire) >
+                      calls[0].operation.load(std::memory_order_acquire);
+  const uint64_t last = calls[second].operation.load(std::memory_order_acquire);
+  published(rank, second, last, call);
+  return last;
 }
 
 }  // namespace commute

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Outboxes: memory of each rank that all its local peers read, and counters by which they tell each
-// other.
+// other. Between the processes of a host, and in tests between the threads of one process.
 //
-// One writer, many readers: a rank writes only its own outbox and its own counters. `signal`
-// publishes what was written before it (release); whoever has seen a count through `signalled`
-// (acquire) sees those writes. Counters only grow. The in-memory twin below serves ranks that are
-// threads of one process.
+//   segment = head | slot 0 | slot 1
+//   head    = identity | doorbell flag | calls[2] | signals[kSignals]    each on lines of its own
+//
+// One writer, many readers: a rank writes only its own segment, except that whoever rings a
+// doorbell clears its flag. `signal` publishes what was written before it; whoever has seen a count
+// through `signalled` sees those writes. Counters only grow.
+//
+// `calls` holds the fingerprint: before a rank signals anything in the k-th operation that uses
+// outboxes, what it called stands in calls[k % 2]. Two are enough: no rank is two such operations
+// ahead of one that still has to look, because slots are refilled only when their readers are done.
 #pragma once
 
 #include <atomic>
@@ -14,49 +20,72 @@
 #include <memory>
 #include <vector>
 
-#include "plan.h"
-#include "poller.h"
+#include "doorbell.h"
+#include "frame.h"
+#include "segment.h"
 
 namespace commute {
 
 class Outboxes {
  public:
-  virtual ~Outboxes() = default;
-  virtual size_t slot_bytes() const = 0;
-  virtual std::byte* slot(int rank, uint64_t tile) = 0;
-  virtual void signal(uint32_t signal) = 0;
-  virtual uint64_t signalled(int rank, uint32_t signal) const = 0;
-};
+  // Makes the own segment. Raises std::system_error where memory cannot be shared.
+  Outboxes(int rank, int ranks, size_t slot_bytes);
+  ~Outboxes();
+  Outboxes(const Outboxes&) = delete;
+  Outboxes& operator=(const Outboxes&) = delete;
 
-// What the threads of one process share.
-class MemoryArena {
- public:
-  MemoryArena(std::vector<std::shared_ptr<Poller>> pollers, size_t slot_bytes);
+  // What peers need of this rank: its segment, and the eventfd that belongs to the flag.
+  const std::shared_ptr<Segment>& own() const { return segments_[size_t(rank_)]; }
+  std::atomic<uint32_t>* doorbell_flag() { return &head(rank_).sleeping; }
+  // A peer's segment and eventfd; takes ownership of the descriptor. Raises std::runtime_error when
+  // the segment is not that peer's outbox.
+  void attach(int peer, std::shared_ptr<Segment> segment, int event_fd);
+  bool attached(int peer) const { return segments_[size_t(peer)] != nullptr; }
+  Doorbell doorbell(int peer);
+
+  size_t slot_bytes() const { return slot_bytes_; }
+  std::byte* slot(int rank, uint64_t tile) {
+    return segments_[size_t(rank)]->data() + kHeadBytes + (tile % kOutboxSlots) * slot_bytes_;
+  }
+  void signal(uint32_t signal);
+  uint64_t signalled(int rank, uint32_t signal) const {
+    return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
+  }
+
+  // `use`: k above. `operation`: its number in the group.
+  void publish(uint64_t use, uint64_t operation, const Call& call);
+  // What `rank` called in that operation; false when it has not come to it, or has gone on.
+  bool published(int rank, uint64_t use, uint64_t operation, Call& call) const;
+  // The number of the last operation that `rank` published, and what it called in it.
+  uint64_t last_published(int rank, Call& call) const;
 
  private:
-  friend class MemoryOutboxes;
-  struct alignas(64) Counters {
-    std::atomic<uint64_t> value[kSignals] = {};
+  struct alignas(64) Published {
+    std::atomic<uint64_t> operation;
+    std::atomic<uint64_t> words[3];
   };
-  std::vector<std::shared_ptr<Poller>> pollers_;
-  size_t slot_bytes_;
-  std::vector<std::vector<std::byte>> slots_;  // per rank, kOutboxSlots slots
-  std::vector<Counters> counters_;             // per rank
-};
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> count;
+  };
+  struct Head {
+    alignas(64) uint64_t magic;
+    uint32_t rank;
+    uint32_t ranks;
+    uint64_t slot_bytes;
+    alignas(64) std::atomic<uint32_t> sleeping;
+    Published calls[2];
+    Counter signals[kSignals];
+  };
+  static constexpr uint64_t kMagic = 0x786f6274756f6d63;  // "cmoutbox"
+  static constexpr size_t kHeadBytes = 4096;
 
-class MemoryOutboxes final : public Outboxes {
- public:
-  MemoryOutboxes(std::shared_ptr<MemoryArena> arena, int rank)
-      : arena_(std::move(arena)), rank_(rank) {}
+  Head& head(int rank) const { return *reinterpret_cast<Head*>(segments_[size_t(rank)]->data()); }
 
-  size_t slot_bytes() const override { return arena_->slot_bytes_; }
-  std::byte* slot(int rank, uint64_t tile) override;
-  void signal(uint32_t signal) override;
-  uint64_t signalled(int rank, uint32_t signal) const override;
-
- private:
-  std::shared_ptr<MemoryArena> arena_;
-  int rank_;
+  const int rank_;
+  const int ranks_;
+  const size_t slot_bytes_;
+  std::vector<std::shared_ptr<Segment>> segments_;  // by rank
+  std::vector<int> event_fds_;                      // by rank; -1 for the own one
 };
 
 }  // namespace commute

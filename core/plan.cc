@@ -72,7 +72,7 @@ class Checker {
 
   void check_outbox(Op op) const {
     if (op == Op::kSignal || op == Op::kWait)
-      require(instruction_.signal() < kSignals && plan_.uses_outbox(),
+      require(instruction_.signal() < kFinished && plan_.uses_outbox(),
               plan_.uses_outbox() ? "names a signal out of bounds" : "signals without an outbox");
     if (op == Op::kWait || (op == Op::kCopy && instruction_.src_space == Space::kOutbox))
       require(instruction_.peer >= 0 && instruction_.peer < plan_.ranks,

@@ -50,10 +50,11 @@ constexpr int kCollectives = 8;
 const char* name(Collective collective);
 
 constexpr uint8_t kNoLane = 255;
-constexpr uint8_t kFlagStreaming = 1;   // reduce_many: the destination is not read again soon
-constexpr uint8_t kFlagAlsoOutbox = 2;  // reduce_many: store into the own outbox too
-constexpr uint32_t kSignals = 8;        // counters per rank
-constexpr uint64_t kOutboxSlots = 2;    // tile t uses slot t % 2
+constexpr uint8_t kFlagStreaming = 1;         // reduce_many: the destination is not read again soon
+constexpr uint8_t kFlagAlsoOutbox = 2;        // reduce_many: store into the own outbox too
+constexpr uint32_t kSignals = 8;              // counters per rank, the last one the executor's own:
+constexpr uint32_t kFinished = kSignals - 1;  // operations with outboxes that a rank has finished
+constexpr uint64_t kOutboxSlots = 2;          // tile t uses slot t % 2
 
 struct Instruction {
   Op op;

@@ -48,7 +48,7 @@ void Poller::remove(int fd) {
 bool Poller::sleep(int timeout_ms) {
   epoll_event events[kEventsPerLook];
   const int found = epoll_wait(epoll_fd_, events, kEventsPerLook, timeout_ms);
-  sleeping_.store(false, std::memory_order_relaxed);
+  sleeping_->store(0, std::memory_order_relaxed);
   for (int i = 0; i < found; ++i) {
     if (auto* readiness = static_cast<Readiness*>(events[i].data.ptr)) {
       readiness->readable |= (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
@@ -63,7 +63,7 @@ bool Poller::sleep(int timeout_ms) {
 }
 
 void Poller::wake() {
-  if (!sleeping_.exchange(false, std::memory_order_acq_rel)) return;
+  if (sleeping_->exchange(0, std::memory_order_seq_cst) == 0) return;
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(event_fd_, &one, sizeof one);
 }

@@ -2,13 +2,15 @@
 // Where a rank sleeps: epoll over its TCP links, and an eventfd by which threads and memory links
 // wake it.
 //
-// A sleeper announces itself (`about_to_sleep`), looks once more for work, and only then sleeps;
-// whoever makes work publishes it first and then calls `wake`, which makes a system call only if a
-// sleeper is announced. With sequentially consistent fences on both sides no wake-up is lost.
+// The protocol by which no wake-up is lost is told in doorbell.h.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "doorbell.h"
 
 namespace commute {
 
@@ -30,7 +32,7 @@ class Poller {
   void add(int fd, Readiness* readiness);
   void remove(int fd);
 
-  void about_to_sleep() { sleeping_.exchange(true, std::memory_order_acq_rel); }
+  void about_to_sleep() { sleeping_->exchange(1, std::memory_order_seq_cst); }
   // Sleeps until something is ready, `wake`, a signal, or `timeout_ms`; 0 only looks. Returns true
   // when something was ready.
   bool sleep(int timeout_ms);
@@ -38,10 +40,26 @@ class Poller {
   // Any thread. Cheap when nobody sleeps.
   void wake();
 
+  // Lets other processes ring: from now on the flag is the one in shared memory, which `keeper`
+  // keeps alive. Before anybody sleeps here.
+  void use_flag(std::atomic<uint32_t>* flag, std::shared_ptr<void> keeper) {
+    sleeping_ = flag;
+    keeper_ = std::move(keeper);
+  }
+  int event_fd() const { return event_fd_; }
+  std::atomic<uint32_t>* flag() const { return sleeping_; }
+
  private:
   int epoll_fd_;
   int event_fd_;
-  std::atomic<bool> sleeping_{false};
+  std::atomic<uint32_t> private_flag_{0};
+  std::atomic<uint32_t>* sleeping_ = &private_flag_;
+  std::shared_ptr<void> keeper_;
 };
+
+// The doorbell of whoever sleeps in this poller, for the threads of its own process.
+inline Doorbell doorbell_of(const std::shared_ptr<Poller>& poller) {
+  return {poller->flag(), poller->event_fd(), poller};
+}
 
 }  // namespace commute

@@ -81,6 +81,16 @@ nb::list records(const Engine& engine) {
   return rows;
 }
 
+// Every engine reads the outbox of every other; they are threads of one process.
+void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t slot_bytes) {
+  std::vector<Outboxes*> outboxes;
+  for (const auto& engine : engines) outboxes.push_back(&engine->share_memory(slot_bytes));
+  for (size_t a = 0; a < engines.size(); ++a)
+    for (size_t b = 0; b < engines.size(); ++b)
+      if (a != b)
+        outboxes[a]->attach(int(b), outboxes[b]->own(), ::dup(engines[b]->poller()->event_fd()));
+}
+
 // Engines for `ranks` threads of this process, joined by memory links and outboxes.
 std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes,
                                                     size_t slot_bytes) {
@@ -91,9 +101,8 @@ std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_b
     engines.push_back(
         std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
   }
-  const auto arena = std::make_shared<MemoryArena>(pollers, slot_bytes);
+  attach_outboxes(engines, slot_bytes);
   for (int a = 0; a < ranks; ++a) {
-    engines[size_t(a)]->set_outboxes(std::make_unique<MemoryOutboxes>(arena, a));
     for (int b = a + 1; b < ranks; ++b) {
       auto link = memory_link_pair(pollers[size_t(a)], pollers[size_t(b)], capacity_bytes);
       engines[size_t(a)]->add_link(b, std::move(link.first));
@@ -154,6 +163,17 @@ void bind_links(nb::class_<Engine>& engine) {
             self.add_pair_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
           },
           nb::arg("peer"), nb::arg("fd"))
+      .def(
+          "share_memory",
+          [](Engine& self, size_t slot_bytes) { return self.share_memory(slot_bytes).own()->fd(); },
+          nb::arg("slot_bytes"))
+      .def(
+          "attach_outbox",
+          [](Engine& self, int peer, int segment_fd, int event_fd) {
+            self.attach_outbox(peer, segment_fd, event_fd);
+          },
+          nb::arg("peer"), nb::arg("segment_fd"), nb::arg("event_fd"))
+      .def_prop_ro("event_fd", [](const Engine& self) { return self.poller()->event_fd(); })
       .def("has_link", &Engine::has_link, nb::arg("peer"))
       .def("has_pair_link", &Engine::has_pair_link, nb::arg("peer"));
 }
@@ -171,7 +191,9 @@ void bind_calls(nb::class_<Engine>& engine) {
             return self.wait(operation, in_seconds(seconds));
           },
           nb::arg("operation"), nb::arg("seconds"), Release())
-      .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release());
+      .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release())
+      .def("may_spin", &Engine::may_spin, nb::arg("yes"))
+      .def("begin_anew", &Engine::begin_anew, nb::arg("epoch"));
 }
 
 void bind_state(nb::class_<Engine>& engine) {

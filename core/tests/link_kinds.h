@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "../memory_link.h"
+#include "../shared_link.h"
 #include "../tcp_link.h"
 #include "check.h"
 
@@ -59,10 +60,20 @@ Ends memory_ends(const std::shared_ptr<Poller>& a, const std::shared_ptr<Poller>
   return memory_link_pair(a, b, capacity);
 }
 
+inline Ends shared_ends(const std::shared_ptr<Poller>& a, const std::shared_ptr<Poller>& b) {
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
+    throw std::runtime_error("no pair of Unix sockets");
+  auto segment = std::make_shared<Segment>(Segment::create(SharedLink::segment_bytes()));
+  return {std::make_unique<SharedLink>(segment, true, sockets[0], a, doorbell_of(b)),
+          std::make_unique<SharedLink>(segment, false, sockets[1], b, doorbell_of(a))};
+}
+
 inline constexpr LinkKind kLinkKinds[] = {
     {"tcp", tcp_ends},
     {"memory", memory_ends<64 * 1024>},
     {"narrow_memory", memory_ends<7>},  // holds less than one element of 8 bytes
+    {"shared_memory", shared_ends},
 };
 
 template <void (*body)(const LinkKind&), size_t... kinds>

@@ -45,9 +45,8 @@ class Ranks {
       engines_.push_back(
           std::make_unique<Engine>(Engine::Settings{rank, size, 9, 1}, pollers_.back()));
     }
-    const auto arena = std::make_shared<MemoryArena>(pollers_, kSlotBytes);
+    attach_outboxes();
     for (int a = 0; a < size; ++a) {
-      (*this)[a].set_outboxes(std::make_unique<MemoryOutboxes>(arena, a));
       for (int b = a + 1; b < size; ++b) connect(a, b, kind);
       // As the health thread does between processes.
       (*this)[a].on_failure([this, a](const Failure& failure) {
@@ -55,6 +54,14 @@ class Ranks {
           if (a != b) (*this)[b].fail(failure);
       });
     }
+  }
+
+  void attach_outboxes() {
+    std::vector<Outboxes*> outboxes;
+    for (const auto& engine : engines_) outboxes.push_back(&engine->share_memory(kSlotBytes));
+    for (size_t a = 0; a < outboxes.size(); ++a)
+      for (size_t b = 0; b < outboxes.size(); ++b)
+        if (a != b) outboxes[a]->attach(int(b), outboxes[b]->own(), ::dup(pollers_[b]->event_fd()));
   }
 
   int size() const { return static_cast<int>(engines_.size()); }

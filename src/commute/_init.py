@@ -43,6 +43,7 @@ def init(
     bind: str | None = None,
     advertise: str | None = None,
     records: str | None = None,
+    shared_memory: bool | None = None,
 ) -> Group:
     """Join the job this process belongs to; returns when all its ranks have joined.
 
@@ -63,6 +64,8 @@ def init(
         peer_timeout: seconds of silence after which a rank is lost (5; COMMUTE_PEER_TIMEOUT).
         join_timeout: seconds to wait for all ranks (300; COMMUTE_JOIN_TIMEOUT).
         bind, advertise: an address or interface; where links listen, what others are told.
+        shared_memory: use it between ranks of one host where it can be had (True;
+            COMMUTE_SHARED_MEMORY=0 turns it off).
         records: the folder of the recorder's dumps (COMMUTE_RECORDS; the temporary folder).
 
     Raises:
@@ -80,7 +83,9 @@ def init(
         local_rank=local_rank,
         local_size=local_size,
     )
-    settings = Settings(timeout, peer_timeout, join_timeout, bind, advertise, records)
+    settings = Settings(
+        timeout, peer_timeout, join_timeout, bind, advertise, records, shared_memory
+    )
     _log.info("%s", place.describe())
     group = _alone(settings) if place.size == 1 else _member(place, name, settings)
     atexit.register(group._close_at_exit)

@@ -7,12 +7,16 @@ not pay for.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from commute import _core
+from commute._cores import usable_cores
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
@@ -22,6 +26,9 @@ from commute.cluster.connector import Connector
 from commute.cluster.environment import Place
 from commute.cluster.join import Membership, join
 from commute.cluster.rendezvous import find_coordinator
+from commute.plan.choose import SLOT_BYTES
+
+_log = logging.getLogger("commute")
 
 
 def member_group(place: Place, name: str, settings: Settings) -> Group:
@@ -47,7 +54,11 @@ def member_group(place: Place, name: str, settings: Settings) -> Group:
 
 def _assemble(membership: Membership, connector: Connector, settings: Settings) -> Group:
     """Engine, health thread and wiring: a group."""
-    engine = _core.Engine(membership.rank, membership.size, 0, membership.epoch)
+    # The ranks meet in an epoch of their own, so that the first call of the program is operation 1.
+    meeting = 2 * membership.epoch
+    engine = _core.Engine(membership.rank, membership.size, 0, meeting)
+    # With fewer cores than ranks, whoever spins keeps the one it waits for from running.
+    engine.may_spin(usable_cores() >= membership.local_size)
     health = _core.watch(engine, membership.rank, settings.peer_timeout)
     health.add(membership.coordinator_fd, -1)
     name = f"commute-{membership.run}-{membership.name}-rank{membership.rank}-{os.getpid()}"
@@ -58,9 +69,10 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         health=health,
         records=(settings.records, name.replace("/", "_")),
     )
-    return Group(
+    wiring = TcpWiring(engine, health, connector, "loopback" if _on_one_host(membership) else "tcp")
+    group = Group(
         runner,
-        TcpWiring(engine, health, connector, "loopback" if _on_one_host(membership) else "tcp"),
+        wiring,
         rank=membership.rank,
         size=membership.size,
         local_rank=membership.local_rank,
@@ -68,6 +80,33 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         host=membership.host,
         timeout=settings.timeout,
     )
+    try:
+        if _meet_in_memory(group, engine, connector, wanted=settings.shared_memory):
+            group._share_memory()
+        engine.begin_anew(meeting + 1)
+    except BaseException as error:  # another rank died meanwhile, or Ctrl-C
+        group._close(f"it could not start: {error}")
+        raise
+    return group
+
+
+def _meet_in_memory(
+    group: Group, engine: _core.Engine, connector: Connector, *, wanted: bool
+) -> bool:
+    """Whether all ranks read each other's outboxes from now on; all ranks agree."""
+    met = np.zeros(group.size, dtype=np.uint8)
+    if wanted:
+        try:
+            own = (engine.share_memory(SLOT_BYTES), engine.event_fd)
+            found = connector.meet_neighbours(own, engine.attach_outbox)
+            met[list(found)] = 1
+            met[group.rank] = 1
+        except OSError as error:
+            _log.warning("rank %d shares no memory (%s); TCP is used", group.rank, error)
+    # Who met whom, by rank: a rank has met those below it. What one has not met, none counts on.
+    everyone = group.allgather(met)
+    below = np.tril(np.ones_like(everyone))
+    return bool((everyone >= below).all())
 
 
 def _on_one_host(membership: Membership) -> bool:

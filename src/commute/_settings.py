@@ -19,6 +19,7 @@ class Settings:
         bind: str | None,
         advertise: str | None,
         records: str | None,
+        shared_memory: bool | None,
     ) -> None:
         self.timeout = _seconds("timeout", timeout, 1800.0)
         self.peer_timeout = _seconds("peer_timeout", peer_timeout, 5.0)
@@ -26,6 +27,15 @@ class Settings:
         self.bind = bind or os.environ.get("COMMUTE_BIND")
         self.advertise = advertise or os.environ.get("COMMUTE_ADVERTISE")
         self.records = records or os.environ.get("COMMUTE_RECORDS")
+        self.shared_memory = _switch("shared_memory", shared_memory)
+
+
+def _switch(name: str, given: bool | None) -> bool:
+    variable = f"COMMUTE_{name.upper()}"
+    text = os.environ.get(variable, "1")
+    if given is None and text not in ("0", "1"):
+        raise JoinError(f"expected {variable} to be 0 or 1, got {text!r}")
+    return text == "1" if given is None else given
 
 
 def _seconds(name: str, given: float | None, default: float) -> float:

@@ -37,7 +37,7 @@ def memory_groups(
     for engine in engines:
         # In memory there is no health thread: a failure of one rank is told to the others directly.
         _core.tell(engine, [other for other in engines if other is not engine])
-    return [
+    groups = [
         Group(
             Runner(engine, rank, peers, records=(records, f"commute-memory-rank{rank}")),
             ReadyWiring("memory"),
@@ -50,6 +50,9 @@ def memory_groups(
         )
         for rank, engine in enumerate(engines)
     ]
+    for group in groups:
+        group._share_memory()
+    return groups
 
 
 def run_threads(size: int, work: Callable[[Group], T], *, timeout: float = 30.0) -> list[T]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives between real processes over TCP, started by `commute run`."""
+"""Collectives between real processes, in shared memory and over TCP, started by `commute run`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 FREE_BYTES_NEEDED = 16 << 30
 
 
-@pytest.fixture
-def run(job, tmp_path):
+@pytest.fixture(params=["1", "0"], ids=["shared", "tcp"])
+def run(request, job, tmp_path):
     """Runs a part of the program on `size` ranks; all of them must come through."""
-    env = {"COMMUTE_RECORDS": str(tmp_path)}
+    env = {"COMMUTE_RECORDS": str(tmp_path), "COMMUTE_SHARED_MEMORY": request.param}
     command = [sys.executable, "-m", "commute", "run", "-n"]
 
     def whole(size, part, timeout=55.0):
@@ -43,6 +43,11 @@ def test_everything_on_four_ranks(run):
 def test_three_ranks(run):
     """Not a power of two."""
     run(3, "everything")
+
+
+def test_random_operations(run):
+    """Thousands of small operations of random kinds and sizes give NumPy's answers."""
+    run(4, "soak")
 
 
 def test_eight_ranks_on_few_cores(run):

@@ -25,13 +25,14 @@ PROGRAM = Path(__file__).parent / "programs" / "failures.py"
 HOST = socket.gethostname()
 
 
-@pytest.fixture
-def run(job, tmp_path):
+@pytest.fixture(params=["1", "0"], ids=["shared", "tcp"])
+def run(request, job, tmp_path):
     """Starts a scenario; recorder dumps go to a folder of the test."""
+    env = {"COMMUTE_RECORDS": str(tmp_path / "records"), "COMMUTE_SHARED_MEMORY": request.param}
 
     def start(size, *arguments, timeout=50.0):
         command = [sys.executable, "-m", "commute", "run", "-n", str(size), PROGRAM, *arguments]
-        return job(command, env={"COMMUTE_RECORDS": str(tmp_path / "records")}, timeout=timeout)
+        return job(command, env=env, timeout=timeout)
 
     return start
 

@@ -24,6 +24,7 @@ LAYERS = {
     "_version": set[str](),
     "_errors": set[str](),
     "_core": set[str](),
+    "_cores": set[str](),
     "plan": {"_errors"},
     "cluster": GROUND,
     "_arrays": GROUND,
@@ -31,8 +32,9 @@ LAYERS = {
     "_runner": PARTS,
     "_wiring": {*PARTS, "_runner"},
     "_handle": {*PARTS, "_runner"},
-    "_group": {*PARTS, "_arrays", "_settings", "_runner", "_wiring", "_handle"},
-    "_member": {*PARTS, "_settings", "_runner", "_wiring", "_group"},
+    "_fast": {*PARTS, "_arrays", "_runner"},
+    "_group": {*PARTS, "_arrays", "_settings", "_runner", "_wiring", "_handle", "_fast"},
+    "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member"},
 }
 TOP_LAYERS = {"__init__", "__main__", "cli", "testing", "watch"}  # may import everything below

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from commute._cores import quota
 from commute._errors import CommuteError
 from commute._version import __version__
 from commute.cluster.addresses import interface_address
@@ -81,18 +82,9 @@ def _processor() -> str:
 
 def _cores() -> str:
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota()
     text = f"{allowed} of {os.cpu_count()}"
-    return text if math.isinf(quota) else f"{text}, limited to {quota:.3g} by the control group"
-
-
-def _quota() -> float:
-    """The cores that the control group allows, by cgroup version 2."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return math.inf
+    limit = quota()
+    return text if math.isinf(limit) else f"{text}, limited to {limit:.3g} by the control group"
 
 
 def _software() -> Iterator[tuple[str, str]]:
@@ -127,10 +119,10 @@ def _setting(name: str, value: str) -> str:
 
 
 def _links() -> Iterator[tuple[str, str]]:
-    yield "on this host", "TCP over loopback; shared memory is not there yet"
+    yield "on this host", "shared memory where the handshake finds it, else TCP over loopback"
     yield "between hosts", "TCP, from the interface by which the coordinator is reached"
     yield "interfaces", ", ".join(_addresses()) or "none"
-    yield "waiting", "looks again for 100 us while giving way to others, then sleeps in epoll"
+    yield "waiting", "spins 1 us while there is a core for each rank, gives way for 200 us, sleeps"
 
 
 def _addresses() -> Iterator[str]:

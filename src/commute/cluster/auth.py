@@ -87,6 +87,7 @@ class Purpose(enum.IntEnum):
     COLLECTIVE = 1
     PAIR = 2
     CONTROL = 3
+    OUTBOX = 4
 
 
 class HandshakeError(Exception):

@@ -52,6 +52,7 @@ from commute.cluster.auth import (
 )
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
+from commute.cluster.neighbours import Attach, Neighbours
 
 __all__ = ["Connector"]
 
@@ -126,6 +127,7 @@ class Connector:
         self._epoch = 0
         self._links: dict[tuple[int, Purpose], _Link] = {}
         self._gate: Gate | None = None
+        self._neighbours: Neighbours | None = None
         self._closed = False
         self._take_control: Callable[[int, int], None] | None = None
         # Held to pass a ready socket from the loop thread to a caller.
@@ -179,6 +181,27 @@ class Connector:
         self._gate = Gate(listener, self._key, self._run, self._admit)
         bound, port = listener.getsockname()[:2]
         return str(bound), int(port)
+
+    async def listen_to_neighbours(self, world: str, pid: int) -> None:
+        """Let members on this host find this one; on the loop thread. Raises OSError."""
+        self._neighbours = Neighbours(
+            key=self._key, run=self._run, world=world, rank=self._rank, pid=pid
+        )
+
+    def meet_neighbours(
+        self, own: tuple[int, int], attach: Attach, check: Callable[[], None] | None = None
+    ) -> set[int]:
+        """The members with lower ranks that share memory with this one, outboxes exchanged.
+
+        Those with higher ranks come by themselves, any time from now on.
+        """
+
+        async def work() -> set[int]:
+            assert self._neighbours is not None
+            self._neighbours.open(self._epoch, own, attach)
+            return await self._neighbours.meet(self._members.values())
+
+        return set() if self._neighbours is None else self.run(work(), check=check)
 
     async def admit_members(self, members: tuple[Member, ...], epoch: int) -> None:
         """From now on links to and from these members are made; on the loop thread."""
@@ -266,8 +289,9 @@ class Connector:
             self._loop.close()
 
     async def _shut_down(self) -> None:
-        if self._gate is not None:
-            await self._gate.close()
+        for gate in (self._gate, self._neighbours):
+            if gate is not None:
+                await gate.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -186,7 +186,7 @@ class Gate:
                 oldest = next(iter(self._pending))
                 del self._pending[oldest]
                 oldest.cancel()
-            who = format_address(str(peer[0]), int(peer[1])) if peer else "?"
+            who = format_address(str(peer[0]), int(peer[1])) if peer else "this host"
             task = loop.create_task(self._receive(connection, who))
             self._pending[task] = None
             task.add_done_callback(functools.partial(self._ended, connection, who))
@@ -202,7 +202,8 @@ class Gate:
     async def _receive(self, connection: socket.socket, who: str) -> None:
         try:
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(self._handshake_seconds):
                 introduction = await accept_handshake(connection, self._key, self._run)
         except (HandshakeError, OSError) as error:

@@ -27,10 +27,18 @@ FEW_RANKS = 4
 SMALL_BYTES = 64 << 10
 # A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
 CHUNK_BYTES = 256 << 10
+# One slot of an outbox. The tiles of all ranks together should stay in the L2 caches: of 32 KB to 1
+# MB, tiles of 512 KB were best between 2 ranks, of 128 to 256 KB between 4.
+SLOT_BYTES = 1 << 20
+# Reading all other arrays once is quicker than two steps up to here; measured with 2 and 4 ranks.
+ONE_SHOT_BYTES = {2: 128 << 10}
+ONE_SHOT_BYTES_MANY = 16 << 10
 
 
 def tile_bytes(plan: Plan) -> int:
     """How much of each block one tile covers."""
+    if plan.blocks[Space.OUTBOX]:
+        return SLOT_BYTES // max(2, plan.ranks)
     return plan.chunks * CHUNK_BYTES
 
 
@@ -95,6 +103,8 @@ def choose(
 def _quickest(
     collective: Collective, ranks: int, nbytes: int, place: str, names: tuple[str, ...]
 ) -> str:
+    if place == "memory":
+        return _quickest_shared(collective, ranks, nbytes)
     if collective is not Collective.ALLREDUCE:
         return names[0]
     if nbytes <= TINY_BYTES and ranks <= FEW_RANKS:
@@ -104,6 +114,17 @@ def _quickest(
     # no power of two it moves more bytes than the ring; on a wire the ring's waves hide the steps.
     even = place == "loopback" and ranks.bit_count() == 1
     return "halving-doubling" if nbytes <= SMALL_BYTES or even else "ring"
+
+
+def _quickest_shared(collective: Collective, ranks: int, nbytes: int) -> str:
+    if collective is not Collective.ALLREDUCE:
+        return "shared"
+    return "one-shot" if nbytes <= one_shot_bytes(ranks) else "two-shot"
+
+
+def one_shot_bytes(ranks: int) -> int:
+    """Up to so many bytes an allreduce in shared memory takes one shot."""
+    return ONE_SHOT_BYTES.get(ranks, ONE_SHOT_BYTES_MANY)
 
 
 def _forced(

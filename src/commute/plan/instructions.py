@@ -70,7 +70,7 @@ INSTRUCTION = np.dtype(
 NO_LANE = 255
 NO_PEER = -1
 SLOTS = 2  # of an outbox
-COUNTERS = 8  # of a rank; they share one cache line
+COUNTERS = 7  # of a rank, for plans; the executor has one more of its own
 
 
 class Op(IntEnum):

@@ -38,12 +38,39 @@ def folded(op, parts):
     return total
 
 
+def soak(world):
+    """Small operations of random kinds and sizes; the second argument says how many."""
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 4000
+    choices = np.random.default_rng(20261115)  # the same on all ranks
+    for number in range(count):
+        kind, root = int(choices.integers(6)), int(choices.integers(world.size))
+        length = int(2 ** choices.uniform(0, 13)) - 1
+        parts = [part(np.float32, length, rank, number) for rank in range(world.size)]
+        mine, total = parts[world.rank], folded("sum", parts)
+        if kind == 0:
+            np.testing.assert_array_equal(world.allreduce(mine.copy()), total)
+        elif kind == 1:
+            np.testing.assert_array_equal(world.broadcast(mine.copy(), root), parts[root])
+        elif kind == 2:
+            got = world.reduce(mine.copy(), root)
+            np.testing.assert_array_equal(got, total if world.rank == root else mine)
+        elif kind == 3:
+            np.testing.assert_array_equal(world.allgather(mine), np.stack(parts))
+        elif kind == 4:
+            got = world.reduce_scatter(np.stack([mine] * world.size))
+            np.testing.assert_array_equal(got, total)
+        else:
+            world.barrier()
+
+
 def everything(world):
     """Each collective by each algorithm, dtypes and operations in turn, lengths from 0 to large."""
     dtypes, ops = itertools.cycle(DTYPES), itertools.cycle(COMBINE)
     number = 0
     lengths = (0, 1, world.size - 1, world.size + 1, 1001, 250_003)
-    for algorithm, length in itertools.product(plan.candidates("allreduce", "tcp"), lengths):
+    for algorithm, length in itertools.product(
+        plan.candidates("allreduce", world._wiring.place), lengths
+    ):
         for _ in range(3):
             number, dtype, op = number + 1, next(dtypes), next(ops)
             parts = [part(dtype, length, rank, number) for rank in range(world.size)]

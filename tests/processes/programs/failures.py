@@ -95,11 +95,13 @@ def raises():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     world = commute.init()
     if world.rank == 1:
+        world.barrier()  # all have started: what follows is no failure to start
         if where == "block":
             with world:
                 raise ValueError("the reason\nin two lines")
         raise ValueError("the reason\nin two lines")
     try:
+        world.barrier()
         world.allreduce(np.ones(LARGE))
     except commute.CommuteError as error:
         report(world, error)

@@ -17,23 +17,32 @@ from .one_shot import one_shot
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
 from .ring import ring
+from .shared import (
+    shared_allgather,
+    shared_barrier,
+    shared_broadcast,
+    shared_reduce,
+    shared_reduce_scatter,
+)
 from .tree import tree
+from .two_shot import two_shot
 
 _ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
-    Collective.BARRIER: {"dissemination": barrier},
+    Collective.BARRIER: {"dissemination": barrier, "shared": shared_barrier},
     Collective.ALLREDUCE: {
         "ring": ring,
         "tree": tree,
         "halving-doubling": halving_doubling,
         "gather-to-root": gather_to_root,
         "one-shot": one_shot,
+        "two-shot": two_shot,
     },
-    Collective.ALLGATHER: {"ring": allgather},
-    Collective.REDUCE_SCATTER: {"ring": reduce_scatter},
+    Collective.ALLGATHER: {"ring": allgather, "shared": shared_allgather},
+    Collective.REDUCE_SCATTER: {"ring": reduce_scatter, "shared": shared_reduce_scatter},
 }
 _ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
-    Collective.BROADCAST: {"binomial": broadcast},
-    Collective.REDUCE: {"binomial": reduce},
+    Collective.BROADCAST: {"binomial": broadcast, "shared": shared_broadcast},
+    Collective.REDUCE: {"binomial": reduce, "shared": shared_reduce},
 }
 
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A piece of memory that several processes map: a memfd, passed from process to process as a
+// descriptor.
+//
+// It has no name in any file system, so a crash leaves no litter, and it does not live in /dev/shm,
+// so a container's small one does no harm. Its size is sealed: a peer cannot shrink it under our
+// feet.
+#pragma once
+
+#include <cstddef>
+
+namespace commute {
+
+class Segment {
+ public:
+  Segment() = default;
+  ~Segment();
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+
+  // New memory, zero, touched page by page by its owner now rather than at first use. Raises
+  // std::system_error.
+  static Segment create(size_t bytes);
+  // Maps a peer's segment; takes ownership of `fd`. Raises std::runtime_error when it is not a
+  // sealed memfd of at least `bytes`.
+  static Segment map(int fd, size_t bytes);
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  Segment(int fd, std::byte* data, size_t bytes) : fd_(fd), data_(data), bytes_(bytes) {}
+
+  int fd_ = -1;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace commute

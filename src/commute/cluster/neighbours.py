@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which members share memory with this one: found out by trying, never by a name or a variable.
+
+Every member listens on an abstract Unix socket whose name follows from the token, the run, the
+world, its rank and its pid. Such a socket can be reached within one host and one network namespace
+only. After `open` each member dials those with lower ranks; where that succeeds the two run the
+same handshake as over TCP and pass each other the descriptors of their outboxes:
+
+    dialler to acceptor   1 byte, with (segment, eventfd)
+    acceptor to dialler   1 byte, with (segment, eventfd)      both have attached the other's now
+
+A member that cannot be dialled, or whose memory cannot be attached, is not a neighbour; TCP does
+for it. Runs on the connector's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from commute.cluster.auth import HandshakeError, Introduction, Purpose, Role, dial_handshake
+from commute.cluster.control import Member
+from commute.cluster.gate import HANDSHAKE_SECONDS, Gate
+
+__all__ = ["Neighbours"]
+
+_EXCHANGE: Final = b"o"
+_log = logging.getLogger("commute.cluster")
+
+# attach(peer, segment descriptor, eventfd): owns both descriptors; raises OSError or RuntimeError.
+Attach = Callable[[int, int, int], None]
+
+
+class Neighbours:
+    """The members on this host, and the exchange of outboxes with them."""
+
+    def __init__(self, *, key: bytes, run: str, world: str, rank: int, pid: int) -> None:
+        self._key = key
+        self._run = run
+        self._world = world
+        self._rank = rank
+        self._opened = asyncio.Event()
+        self._own: tuple[int, int] = (-1, -1)
+        self._attach: Attach | None = None
+        self._epoch = 0
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.bind(self._name(rank, pid))
+        listener.listen(1024)
+        listener.setblocking(False)
+        self._gate = Gate(listener, key, run, self._admit)
+
+    def open(self, epoch: int, own: tuple[int, int], attach: Attach) -> None:
+        """From now on outboxes are exchanged; own: the descriptors that are passed."""
+        self._epoch = epoch
+        self._own = own
+        self._attach = attach
+        self._opened.set()
+
+    async def meet(self, members: Iterable[Member]) -> set[int]:
+        """Dial all members with lower ranks; those that turned out to be neighbours."""
+        lower = [member for member in members if member.rank < self._rank]
+        met = await asyncio.gather(*(self._dial(member) for member in lower))
+        return {member.rank for member, found in zip(lower, met, strict=True) if found}
+
+    async def close(self) -> None:
+        await self._gate.close()
+
+    def _name(self, rank: int, pid: int) -> bytes:
+        text = f"{self._run}/{self._world}/{rank}/{pid}".encode()
+        return b"\0commute-" + hashlib.blake2b(text, key=self._key[:64], digest_size=16).digest()
+
+    async def _dial(self, member: Member) -> bool:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        introduction = Introduction(
+            Role.MEMBER, Purpose.OUTBOX, self._rank, member.rank, self._epoch, self._run
+        )
+        try:
+            connection.setblocking(False)
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(connection, self._name(member.rank, member.pid))
+                await dial_handshake(connection, self._key, introduction)
+                self._pass(connection)
+                await self._take(connection, member.rank)
+            return True
+        except ConnectionRefusedError:
+            return False  # nobody of that name on this host
+        except (HandshakeError, OSError, RuntimeError, TimeoutError) as error:
+            _log.info("no shared memory with rank %d: %s", member.rank, error)
+            return False
+        finally:
+            connection.close()
+
+    async def _admit(self, connection: socket.socket, introduction: Introduction) -> None:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            await self._opened.wait()
+            wanted = (Role.MEMBER, Purpose.OUTBOX, self._rank, self._epoch)
+            got = (introduction.role, introduction.purpose, introduction.target, introduction.epoch)
+            if got != wanted or introduction.rank <= self._rank:
+                raise HandshakeError("it is no neighbour of this member")
+            await self._take(connection, introduction.rank)
+            self._pass(connection)
+        connection.close()
+
+    def _pass(self, connection: socket.socket) -> None:
+        socket.send_fds(connection, [_EXCHANGE], list(self._own))
+
+    async def _take(self, connection: socket.socket, peer: int) -> None:
+        assert self._attach is not None
+        await _readable(connection)
+        said, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
+        if said != _EXCHANGE or len(descriptors) != 2:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise HandshakeError("it passed no outbox")
+        self._attach(peer, descriptors[0], descriptors[1])
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other collectives for ranks that share memory, each in one step through the outboxes.
+
+Whoever has something puts it into its outbox and says so (READY); whoever wants it reads it there
+and says that it is done (DONE). A slot is refilled when all who read it are done with the tile
+that used it last, SLOTS tiles ago.
+"""
+
+from collections.abc import Callable
+
+from ..instructions import SLOTS, Collective
+from ..plan import Plan
+from ..program import IN, OUT, OUTBOX, Lane, Rank, Run, write
+
+READY, DONE = 0, 1
+
+
+def shared_broadcast(ranks: int, root: int) -> Plan:
+    """The root puts, everyone reads."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        if me.rank == root:
+            put_when_free(lane, me.others, OUT[0], OUTBOX[0])
+        else:
+            lane.wait(READY, of=root)
+            lane.read(OUTBOX[0], of=root, into=OUT[0])
+            lane.signal(DONE)
+
+    return _write(Collective.BROADCAST, ranks, each_rank, outbox=1, root=root)
+
+
+def shared_reduce(ranks: int, root: int) -> Plan:
+    """Everyone puts, the root adds up all outboxes in rank order."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        if me.rank != root:
+            put_when_free(lane, [root], IN[0], OUTBOX[0])
+            return
+        lane.put(OUT[0], into=OUTBOX[0])
+        for peer in me.others:
+            lane.wait(READY, of=peer)
+        lane.reduce_many(OUTBOX[0], into=OUT[0])
+        lane.signal(DONE)
+
+    return _write(Collective.REDUCE, ranks, each_rank, outbox=1, root=root)
+
+
+def shared_allgather(ranks: int) -> Plan:
+    """Everyone puts, everyone reads everyone's."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        put_when_free(lane, me.others, IN[0], OUTBOX[0])
+        lane.copy(IN[0], into=OUT[me.rank])
+        for peer in me.others[me.rank :] + me.others[: me.rank]:
+            lane.wait(READY, of=peer)
+            lane.read(OUTBOX[0], of=peer, into=OUT[peer])
+        lane.signal(DONE)
+
+    return _write(Collective.ALLGATHER, ranks, each_rank, outbox=1)
+
+
+def shared_reduce_scatter(ranks: int) -> Plan:
+    """Everyone puts all its blocks, rank r adds up block r of all outboxes in rank order."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        for peer in me.others:
+            lane.wait(DONE, of=peer, lag=SLOTS)
+        for block in range(me.size):
+            lane.put(IN[block], into=OUTBOX[block])
+        lane.signal(READY)
+        for peer in me.others:
+            lane.wait(READY, of=peer)
+        lane.reduce_many(OUTBOX[me.rank], into=OUT[0])
+        lane.signal(DONE)
+
+    return _write(Collective.REDUCE_SCATTER, ranks, each_rank, outbox=ranks)
+
+
+def shared_barrier(ranks: int) -> Plan:
+    """Everyone says that it is there, and waits until all have."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        lane.signal(READY)
+        for peer in me.others:
+            lane.wait(READY, of=peer)
+
+    return _write(Collective.BARRIER, ranks, each_rank, outbox=1)
+
+
+def put_when_free(lane: Lane, readers: list[int], source: Run, into: Run) -> None:
+    """Refill the outbox once its readers are done with what was in this slot before."""
+    for reader in readers:
+        lane.wait(DONE, of=reader, lag=SLOTS)
+    lane.put(source, into=into)
+    lane.signal(READY)
+
+
+def _write(
+    collective: Collective,
+    ranks: int,
+    each_rank: Callable[[Rank], None],
+    *,
+    outbox: int,
+    root: int = 0,
+) -> Plan:
+    if ranks == 1:
+        return write(collective, "shared", ranks, _alone(collective), root=root)
+    return write(collective, "shared", ranks, each_rank, outbox=outbox, root=root)
+
+
+def _alone(collective: Collective) -> Callable[[Rank], None]:
+    def each_rank(me: Rank) -> None:
+        if collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER):
+            me.lane().copy(IN[0], into=OUT[0])
+
+    return each_rank
