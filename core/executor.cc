@@ -416,17 +416,19 @@ void Executor::finish() {
 }
 
 std::vector<int> Executor::waiting_for() const {
-  if (!entered_)
-    return {unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2))};
   std::set<int> found;
+  if (!entered_)
+    found.insert(unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)));
   for (const Lane& lane : lanes_) {
-    if (lane.tile >= tiles_) continue;
+    if (!entered_ || lane.tile >= tiles_) continue;
     const Instruction& step = lane.steps[lane.step];
     if (!ready(lane, step)) continue;
-    if (step.peer >= 0) found.insert(step.peer);
+    if (step.op == Op::kPut && !slot_free(lane)) found.insert(unfinished(links_.outbox_uses - 1));
+    found.insert(step.peer);
     if (step.op == Op::kRecvReduceSend && lane.accepted && lane.received > lane.sent)
       found.insert(step.peer2);
   }
+  found.erase(-1);  // nobody in particular
   return {found.begin(), found.end()};
 }
 

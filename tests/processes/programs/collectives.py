@@ -7,6 +7,7 @@ Every part checks its own results against NumPy and prints one line when it is t
 from __future__ import annotations
 
 import itertools
+import os
 import resource
 import sys
 import time
@@ -204,6 +205,8 @@ def two_worlds(world):
 def main():
     what = sys.argv[1]
     with commute.init() as world:
+        shared = os.environ.get("COMMUTE_SHARED_MEMORY") == "1"
+        assert world._wiring.place == ("memory" if shared else "loopback")
         globals()[what](world)
         print(f"{what} ok on {world.rank} of {world.size}", flush=True)
 
