@@ -359,7 +359,8 @@ bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
 
 bool Executor::enter_outboxes() {
   if (unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)) >= 0) return false;
-  links_.outboxes->publish(links_.outbox_uses, operation_->sequence, operation_->call);
+  links_.outboxes->publish(links_.outbox_uses, operation_->sequence,
+                           {operation_->call, history_of(plan_.rank)});
   entered_ = true;
   return true;
 }
@@ -382,21 +383,39 @@ int Executor::unfinished(uint64_t uses) const {
   return -1;
 }
 
-// Raises when the peer's outbox says that it called something else. `must`: it has signalled, so
-// its call must stand there.
+// Raises when the peer's outbox says that it called something else, here or before. `must`: it has
+// signalled, so its call must stand there.
 void Executor::compare_call(int peer, bool must) const {
-  Call theirs;
+  Outboxes::Entry theirs;
   const uint64_t now = operation_->sequence;
   if (links_.outboxes->published(peer, links_.outbox_uses, now, theirs)) {
-    if (theirs != operation_->call) explain_call(theirs, peer);
+    if (theirs.call != operation_->call) explain_call(theirs.call, peer);
+    if (theirs.history != history_of(peer)) explain_before(peer);
     return;
   }
-  const uint64_t last = links_.outboxes->last_published(peer, theirs);
-  if (last > now) explain_ahead(last, " (" + theirs.describe() + ")", peer);
-  if (must)
-    raise(FailureCode::kMismatch, peer,
-          "in operation " + std::to_string(last) + " " + named(peer) + " called " +
-              theirs.describe() + ", and " + named(links_.rank) + " something else" + kSameCalls);
+  const uint64_t last = links_.outboxes->last_published(peer);
+  if (last > now) explain_ahead(last, "", peer);
+  if (must) explain_before(peer);
+}
+
+// What this rank believes that `rank` has signalled in all operations before this one, as a number.
+uint64_t Executor::history_of(int rank) const {
+  uint64_t history = 0;
+  for (uint32_t signal = 0; signal < kFinished; ++signal)
+    history = history * 0x9e3779b97f4a7c15u + links_.signals[size_t(rank) * kSignals + signal];
+  return history;
+}
+
+// The peer's signals do not fit: an earlier call of its differed, and no wait of ours could see it.
+void Executor::explain_before(int peer) const {
+  Outboxes::Entry theirs;
+  const uint64_t before = operation_->sequence - 1;
+  std::string what = "something that " + named(links_.rank) + " did not call";
+  if (links_.outboxes->published(peer, links_.outbox_uses - 1, before, theirs))
+    what = theirs.call.describe() + ", and " + named(links_.rank) + " something else";
+  raise(FailureCode::kMismatch, peer,
+        "in operation " + std::to_string(before) + " " + named(peer) + " called " + what +
+            kSameCalls);
 }
 
 // --- the end, and the time when nothing moves ---

@@ -114,7 +114,9 @@ class Executor {
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;
   [[noreturn]] void explain_ahead(uint64_t operation, const std::string& call, int peer) const;
   [[noreturn]] void explain_call(const Call& theirs, int peer) const;
+  [[noreturn]] void explain_before(int peer) const;
   void compare_call(int peer, bool must) const;
+  uint64_t history_of(int rank) const;
   [[noreturn]] void raise(FailureCode code, int peer, const std::string& text) const;
   Stream& stream(int peer) const;
   FrameHeader frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const;

@@ -62,32 +62,30 @@ void Outboxes::signal(uint32_t signal) {
     if (event_fds_[size_t(peer)] >= 0) ring(head(peer).sleeping, event_fds_[size_t(peer)]);
 }
 
-void Outboxes::publish(uint64_t use, uint64_t operation, const Call& call) {
+void Outboxes::publish(uint64_t use, uint64_t operation, const Entry& entry) {
   Published& line = head(rank_).calls[use % 2];
   uint64_t words[3];
-  call.pack(words);
+  entry.call.pack(words);
   line.operation.store(0, std::memory_order_relaxed);
   for (size_t i = 0; i < 3; ++i) line.words[i].store(words[i], std::memory_order_release);
+  line.history.store(entry.history, std::memory_order_release);
   line.operation.store(operation, std::memory_order_release);
 }
 
-bool Outboxes::published(int rank, uint64_t use, uint64_t operation, Call& call) const {
+bool Outboxes::published(int rank, uint64_t use, uint64_t operation, Entry& entry) const {
   const Published& line = head(rank).calls[use % 2];
   if (line.operation.load(std::memory_order_acquire) != operation) return false;
   uint64_t words[3];
   for (size_t i = 0; i < 3; ++i) words[i] = line.words[i].load(std::memory_order_acquire);
-  call = Call::unpack(words);
+  entry = {Call::unpack(words), line.history.load(std::memory_order_acquire)};
   // Unchanged while it was read?
   return line.operation.load(std::memory_order_acquire) == operation;
 }
 
-uint64_t Outboxes::last_published(int rank, Call& call) const {
+uint64_t Outboxes::last_published(int rank) const {
   const auto& calls = head(rank).calls;
-  const bool second = calls[1].operation.load(std::memory_order_acquire) >
-                      calls[0].operation.load(std::memory_order_acquire);
-  const uint64_t last = calls[second].operation.load(std::memory_order_acquire);
-  published(rank, second, last, call);
-  return last;
+  return std::max(calls[0].operation.load(std::memory_order_acquire),
+                  calls[1].operation.load(std::memory_order_acquire));
 }
 
 }  // namespace commute

@@ -52,17 +52,22 @@ class Outboxes {
     return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
   }
 
-  // `use`: k above. `operation`: its number in the group.
-  void publish(uint64_t use, uint64_t operation, const Call& call);
-  // What `rank` called in that operation; false when it has not come to it, or has gone on.
-  bool published(int rank, uint64_t use, uint64_t operation, Call& call) const;
-  // The number of the last operation that `rank` published, and what it called in it.
-  uint64_t last_published(int rank, Call& call) const;
+  // What a rank called: `use` is k above, `operation` its number in the group, `history` stands for
+  // all that it has signalled before.
+  struct Entry {
+    Call call;
+    uint64_t history = 0;
+  };
+  void publish(uint64_t use, uint64_t operation, const Entry& entry);
+  // False when `rank` has not come to that operation, or has gone on.
+  bool published(int rank, uint64_t use, uint64_t operation, Entry& entry) const;
+  uint64_t last_published(int rank) const;  // the number of its last operation
 
  private:
   struct alignas(64) Published {
     std::atomic<uint64_t> operation;
     std::atomic<uint64_t> words[3];
+    std::atomic<uint64_t> history;
   };
   struct alignas(64) Counter {
     std::atomic<uint64_t> count;

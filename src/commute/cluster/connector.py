@@ -182,10 +182,10 @@ class Connector:
         bound, port = listener.getsockname()[:2]
         return str(bound), int(port)
 
-    async def listen_to_neighbours(self, world: str, pid: int) -> None:
+    async def listen_to_neighbours(self, world: str, port: int) -> None:
         """Let members on this host find this one; on the loop thread. Raises OSError."""
         self._neighbours = Neighbours(
-            key=self._key, run=self._run, world=world, rank=self._rank, pid=pid
+            key=self._key, run=self._run, world=world, rank=self._rank, port=port
         )
 
     def meet_neighbours(

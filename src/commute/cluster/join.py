@@ -204,7 +204,7 @@ class _Entry:
         self._connection = await self._reach()
         addresses = await self._listen(connector, bind, advertise)
         # Before the Hello: whoever has read our Welcome can dial us.
-        await connector.listen_to_neighbours(self.hello.name, self.hello.pid)
+        await connector.listen_to_neighbours(self.hello.name, addresses[0][1])
         left = max(0.1, self._deadline - time.monotonic())
         self.hello = msgspec.structs.replace(self.hello, addresses=addresses, join_timeout=left)
         reply = await self._exchange(self._connection)

@@ -2,9 +2,10 @@
 """Which members share memory with this one: found out by trying, never by a name or a variable.
 
 Every member listens on an abstract Unix socket whose name follows from the token, the run, the
-world, its rank and its pid. Such a socket can be reached within one host and one network namespace
-only. After `open` each member dials those with lower ranks; where that succeeds the two run the
-same handshake as over TCP and pass each other the descriptors of their outboxes:
+world, its rank and the port of its TCP listener. Such a socket can be reached within one host and
+one network namespace only. After `open` each member dials those with lower ranks; where that
+succeeds the two run the same handshake as over TCP and pass each other the descriptors of their
+outboxes:
 
     dialler to acceptor   1 byte, with (segment, eventfd)
     acceptor to dialler   1 byte, with (segment, eventfd)      both have attached the other's now
@@ -39,7 +40,7 @@ Attach = Callable[[int, int, int], None]
 class Neighbours:
     """The members on this host, and the exchange of outboxes with them."""
 
-    def __init__(self, *, key: bytes, run: str, world: str, rank: int, pid: int) -> None:
+    def __init__(self, *, key: bytes, run: str, world: str, rank: int, port: int) -> None:
         self._key = key
         self._run = run
         self._world = world
@@ -49,7 +50,7 @@ class Neighbours:
         self._attach: Attach | None = None
         self._epoch = 0
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.bind(self._name(rank, pid))
+        listener.bind(self._name(rank, port))
         listener.listen(1024)
         listener.setblocking(False)
         self._gate = Gate(listener, key, run, self._admit)
@@ -70,8 +71,8 @@ class Neighbours:
     async def close(self) -> None:
         await self._gate.close()
 
-    def _name(self, rank: int, pid: int) -> bytes:
-        text = f"{self._run}/{self._world}/{rank}/{pid}".encode()
+    def _name(self, rank: int, port: int) -> bytes:
+        text = f"{self._run}/{self._world}/{rank}/{port}".encode()
         return b"\0commute-" + hashlib.blake2b(text, key=self._key[:64], digest_size=16).digest()
 
     async def _dial(self, member: Member) -> bool:
@@ -83,7 +84,7 @@ class Neighbours:
             connection.setblocking(False)
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 loop = asyncio.get_running_loop()
-                await loop.sock_connect(connection, self._name(member.rank, member.pid))
+                await loop.sock_connect(connection, self._name(member.rank, member.addresses[0][1]))
                 await dial_handshake(connection, self._key, introduction)
                 self._pass(connection)
                 await self._take(connection, member.rank)
