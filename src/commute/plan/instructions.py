@@ -35,7 +35,9 @@ received. That order is static because each direction a -> b has one lane on eit
 Operands are runs of `count` chunks of a space, see chunk.py. IN is the user's input and is never
 written. OUT is the user's output, or the array worked on in place. SCRATCH is private and is
 reused by every tile. OUTBOX is a rank's own memory that ranks on the same host can read; it has
-`SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls.
+`SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls. Calls may run
+different plans, so a lag that reaches into an earlier call is not looked up: there the executor's
+own rule holds, which refills a slot only when all ranks have finished the call that filled it.
 """
 
 from __future__ import annotations
