@@ -38,6 +38,7 @@ Engine::Engine(Settings settings, std::shared_ptr<Poller> poller)
   links_.streams = std::vector<std::atomic<Stream*>>(ranks);
   links_.left = std::vector<std::atomic<bool>>(ranks);
   links_.signals.resize(ranks * kSignals);
+  links_.finished.resize(ranks);
   links_.staging.resize(kPieceBytes);
   pairs_ = std::vector<std::atomic<Pair*>>(ranks);
 }
@@ -114,32 +115,61 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
     // First, as it may fail: an operation that was refused must not stay queued.
     if (background && !progress_thread_.joinable())
       progress_thread_ = std::thread([this] { background_loop(); });
-    enqueue(operation);
+    enqueue(operation, Clock::now());
     if (background) changed_.notify_all();
   }
   if (background) poller_->wake();  // somebody may be driving, asleep
 }
 
 // With mutex_.
-void Engine::enqueue(const std::shared_ptr<Operation>& operation) {
-  if (failure_.code != FailureCode::kNone) throw Error(failure_);
-  static const std::string kNoAlgorithm;
+void Engine::enqueue(const std::shared_ptr<Operation>& operation, Clock::time_point now) {
+  number(*operation, now);
   if (operation->executor) {
-    operation->sequence = ++submitted_;
-    operation->record = recorder_.begin(*operation, operation->executor->plan().algorithm);
     queue_.push_back(operation);
     has_queued_.store(true, std::memory_order_release);
   } else {
-    operation->record = recorder_.begin(*operation, kNoAlgorithm);
     posted_.push_back(operation);
     has_posted_.store(true, std::memory_order_release);
   }
 }
 
-bool Engine::run(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
+// With mutex_: its place in the order of all calls, and in the recorder.
+void Engine::number(Operation& operation, Clock::time_point now) {
+  static const std::string kNoAlgorithm;
+  if (failure_.code != FailureCode::kNone) throw Error(failure_);
+  if (operation.executor) operation.sequence = ++submitted_;
+  operation.record = recorder_.begin(
+      operation, operation.executor ? operation.executor->plan().algorithm : kNoAlgorithm, now);
+}
+
+bool Engine::run(const std::shared_ptr<Operation>& operation, Clock::time_point now,
+                 Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  enqueue(operation);
-  if (driving_ || withdrawing_.load() > 0) return false;
+  const bool at_once = !driving_ && !running_ && queue_.empty() && withdrawing_.load() == 0;
+  if (at_once && operation->executor->kernel()) {
+    number(*operation, now);
+    bool done = false;
+    std::exception_ptr trouble;
+    try {
+      start(operation);
+      for (int polls = may_spin_ ? kPolls : 1; polls > 0 && !done; --polls)
+        done = running_->executor->advance() == Executor::Progress::kDone;
+    } catch (...) {
+      trouble = std::current_exception();
+    }
+    if (trouble) {
+      lock.unlock();
+      guarded([&] { std::rethrow_exception(trouble); });
+      return true;
+    }
+    if (done) {
+      finish_running();
+      return true;
+    }
+  } else {
+    enqueue(operation, now);
+    if (driving_ || withdrawing_.load() > 0) return false;
+  }
   waiters_.fetch_add(1);
   hold(lock, operation.get(), until);
   waiters_.fetch_sub(1);
@@ -183,7 +213,7 @@ bool Engine::withdraw(const std::shared_ptr<Operation>& receive) {
   std::erase(in_pairs_, receive);
   std::erase_if(busy_pairs_, [](const Pair* busy) { return busy->idle(); });
   receive->fail({FailureCode::kTimeout, receive->peer, settings_.rank, 0, "withdrawn"});
-  recorder_.end(receive->record, *receive);
+  recorder_.end(receive->record, *receive, Clock::now());
   return true;
 }
 
@@ -235,9 +265,10 @@ void Engine::broken(Failure failure) {
 
 // Gives the failure to everything pending. With mutex_, as the driver or when there is none.
 void Engine::drain() {
-  const auto give_up = [this](const std::shared_ptr<Operation>& operation) {
+  const auto now = Clock::now();
+  const auto give_up = [this, now](const std::shared_ptr<Operation>& operation) {
     operation->fail(failure_);
-    recorder_.end(operation->record, *operation);
+    recorder_.end(operation->record, *operation, now);
   };
   if (running_) give_up(running_);
   running_.reset();
@@ -246,26 +277,32 @@ void Engine::drain() {
   for (const auto& operation : posted_) give_up(operation);
   posted_.clear();
   for (Pair* pair : busy_pairs_) pair->fail(failure_);
-  for (const auto& operation : in_pairs_) recorder_.end(operation->record, *operation);
+  for (const auto& operation : in_pairs_) recorder_.end(operation->record, *operation, now);
   in_pairs_.clear();
   busy_pairs_.clear();
 }
 
 // --- driving ---
 
-// Takes the progress lock, which must be free, drives, and gives it back.
-void Engine::hold(std::unique_lock<std::mutex>& lock, const Operation* target,
-                  Clock::time_point until) {
-  driving_ = true;
-  lock.unlock();
+// Moves, and turns whatever is raised into the group's failure. Without mutex_.
+template <class Move>
+void Engine::guarded(Move move) {
   try {
-    drive(target, until);
+    move();
   } catch (const Error& error) {
     broken(error.failure());
   } catch (const std::exception& error) {  // out of memory, say: never a reason to hang
     broken({FailureCode::kProtocol, -1, settings_.rank, 0,
             "rank " + std::to_string(settings_.rank) + " cannot go on: " + error.what()});
   }
+}
+
+// Takes the progress lock, which must be free, drives, and gives it back.
+void Engine::hold(std::unique_lock<std::mutex>& lock, const Operation* target,
+                  Clock::time_point until) {
+  driving_ = true;
+  lock.unlock();
+  guarded([&] { drive(target, until); });
   lock.lock();
   driving_ = false;
   // `fail` leaves this to the driver, who may have been on its way out.
@@ -341,31 +378,41 @@ bool Engine::turn() {
 bool Engine::turn_collective() {
   if (!running_) {
     if (!has_queued_.load(std::memory_order_acquire)) return false;
+    std::shared_ptr<Operation> next;
     {
       const std::lock_guard lock(mutex_);
       if (queue_.empty()) {
         has_queued_.store(false, std::memory_order_relaxed);
         return false;
       }
-      running_ = std::move(queue_.front());
+      next = std::move(queue_.front());
       queue_.pop_front();
+      running_ = next;  // so that `drain` finds it
     }
-    announced_ = false;
-    idle_since_ = Clock::time_point::max();
-    running_->state.store(Operation::State::kRunning, std::memory_order_relaxed);
-    running_->executor->begin(*running_);  // may copy a large array: not under the mutex
+    start(next);  // may copy a large array: not under the mutex
   }
   const auto before = running_->executor->messages();
   const auto progress = running_->executor->advance();
   messages_.fetch_add(running_->executor->messages() - before, std::memory_order_relaxed);
-  if (progress == Executor::Progress::kDone) finish_running();
+  if (progress == Executor::Progress::kDone) {
+    const std::lock_guard lock(mutex_);
+    finish_running();
+  }
   return progress != Executor::Progress::kBlocked;
 }
 
+void Engine::start(const std::shared_ptr<Operation>& operation) {
+  running_ = operation;
+  announced_ = false;
+  idle_since_ = Clock::time_point::max();
+  operation->state.store(Operation::State::kRunning, std::memory_order_relaxed);
+  operation->executor->begin(*operation);
+}
+
+// With mutex_.
 void Engine::finish_running() {
-  const std::lock_guard lock(mutex_);
   running_->finish();
-  recorder_.end(running_->record, *running_);
+  recorder_.end(running_->record, *running_, Clock::now());
   running_.reset();
   waiting_for_.clear();
   changed_.notify_all();  // costs nothing when nobody waits for another thread's driving
@@ -395,7 +442,7 @@ bool Engine::turn_pairs() {
   const std::lock_guard lock(mutex_);
   std::erase_if(in_pairs_, [this](const std::shared_ptr<Operation>& operation) {
     if (!operation->finished()) return false;
-    recorder_.end(operation->record, *operation);
+    recorder_.end(operation->record, *operation, Clock::now());
     return true;
   });
   changed_.notify_all();

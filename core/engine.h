@@ -73,7 +73,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit(const std::shared_ptr<Operation>& operation, bool background);
   // Queues a collective and drives it at once, for calls that are expected to be short; false when
   // it has not finished by `until`, or somebody else drives: `wait` for it then.
-  bool run(const std::shared_ptr<Operation>& operation, Clock::time_point until);
+  bool run(const std::shared_ptr<Operation>& operation, Clock::time_point now,
+           Clock::time_point until);
   // Drives or waits until the operation has finished (true) or `until` has come (false).
   bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Takes back a receive of which nothing has arrived; false when it is too late for that.
@@ -99,6 +100,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   static constexpr std::chrono::microseconds kSpin{1};
+  static constexpr int kPolls = 200;  // of a kernel, about as long
   static constexpr std::chrono::microseconds kYield{200};
   // Asking sockets is a system call: while the running operation needs none, only every so often.
   static constexpr uint32_t kYieldsPerLook = 16;
@@ -107,7 +109,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   static constexpr std::chrono::milliseconds kSlice{100};
   static constexpr std::chrono::milliseconds kAnnounceAfter{100};
 
-  void enqueue(const std::shared_ptr<Operation>& operation);
+  void enqueue(const std::shared_ptr<Operation>& operation, Clock::time_point now);
+  void number(Operation& operation, Clock::time_point now);
 
   // For the holder of the progress lock.
   void hold(std::unique_lock<std::mutex>& lock, const Operation* target, Clock::time_point until);
@@ -118,7 +121,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool turn_collective();
   bool turn_pairs();
   void take_posted();
+  void start(const std::shared_ptr<Operation>& operation);
   void finish_running();
+  template <class Move>
+  void guarded(Move move);
   bool idle_drive(const Operation* target, Clock::time_point now, Clock::time_point until);
   void give_way(Clock::time_point now);
   void look_for_trouble(Clock::time_point now, Clock::duration idle);

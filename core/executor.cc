@@ -8,12 +8,6 @@
 namespace commute {
 namespace {
 
-constexpr const char* kSameCalls = "; all ranks must make the same calls in the same order";
-
-std::string named(int rank) {
-  return "rank " + std::to_string(rank);
-}
-
 bool in_place(const Plan& plan) {
   if (plan.collective == Collective::kAllreduce || plan.collective == Collective::kBroadcast)
     return true;
@@ -25,7 +19,8 @@ bool in_place(const Plan& plan) {
 Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
     : plan_(std::move(plan)),
       tile_bytes_(std::max(tile_bytes / kCacheLineBytes, size_t{1}) * kCacheLineBytes),
-      links_(links) {
+      links_(links),
+      line_(plan_.algorithm == "line" && plan_.uses_outbox()) {
   for (size_t index = 0; index < plan_.lane_ends.size(); ++index) {
     Lane lane;
     lane.steps = plan_.lane(index);
@@ -35,6 +30,7 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
   received_from_.resize(size_t(plan_.ranks));
   scratch_.resize(plan_.blocks[static_cast<int>(Space::kScratch)] * tile_bytes_);
   sources_.resize(size_t(plan_.ranks));
+  targets_.resize(size_t(plan_.ranks));
   if (!plan_.uses_outbox()) return;
   if (!links_.outboxes)
     throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");
@@ -49,22 +45,24 @@ void Executor::begin(const Operation& operation) {
   tile_elements_ = tile_bytes_ / item_bytes_;
   tiles_ = std::max<uint64_t>(1, (operation.call.count + tile_elements_ - 1) / tile_elements_);
   reduce_ = kernels().reduce_for(operation.call.dtype, operation.call.reduce_op);
+  if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
+    std::memcpy(operation.out, operation.in, operation.call.count * item_bytes_);
+  entered_ = !plan_.uses_outbox();
+  if (!entered_) begin_use();
+  if (line_) return;
   lanes_left_ = lanes_.size();
   for (Lane& lane : lanes_) {
     const auto steps = lane.steps;
     lane = Lane{};
     lane.steps = steps;
   }
-  entered_ = !plan_.uses_outbox();
-  if (!entered_) ++links_.outbox_uses;
   std::fill(sent_to_.begin(), sent_to_.end(), 0);
   std::fill(received_from_.begin(), received_from_.end(), 0);
-  if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
-    std::memcpy(operation.out, operation.in, operation.call.count * item_bytes_);
 }
 
 Executor::Progress Executor::advance() {
-  if (!entered_ && !enter_outboxes()) return Progress::kBlocked;
+  if (line_) return advance_line();
+  if (!entered_ && !enter()) return Progress::kBlocked;
   bool moved = false;
   for (Lane& lane : lanes_) {
     while (lane.tile < tiles_) {
@@ -326,108 +324,10 @@ void Executor::explain_call(const Call& theirs, int peer) const {
                   : kSameCalls));
 }
 
-// --- outboxes ---
-
-void Executor::reduce_many(const Lane& lane, const Instruction& step) {
-  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
-  for (int rank = 0; rank < plan_.ranks; ++rank)
-    sources_[size_t(rank)] = run_of(Space::kOutbox, step.src, step.count, lane.tile, rank).at;
-  std::byte* second = nullptr;
-  if (step.flags & kFlagAlsoOutbox)
-    second = run_of(Space::kOutbox, step.arg, step.count, lane.tile, plan_.rank).at;
-  const auto reduce_many =
-      kernels().reduce_many_for(operation_->call.dtype, operation_->call.reduce_op);
-  reduce_many(to.at, second, sources_.data(), sources_.size(), to.bytes / item_bytes_,
-              (step.flags & kFlagStreaming) != 0);
-}
-
-bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
-  if (lane.tile < step.lag()) return true;  // of an earlier call: slot_free looks after that
-  const size_t counter = size_t(step.peer) * kSignals + step.signal();
-  const uint64_t target = links_.signals[counter] + step.src +
-                          (lane.tile - step.lag()) * plan_.signals_per_tile[counter];
-  // Looked at first: what a peer signalled before it left is seen below.
-  const bool left = links_.left[size_t(step.peer)].load(std::memory_order_acquire);
-  if (links_.outboxes->signalled(step.peer, step.signal()) < target) {
-    if (left) raise(FailureCode::kPeerLost, step.peer, "it had finished and left the job");
-    return false;
-  }
-  // Its first signal of this operation: what it called stands in its outbox.
-  if (lane.tile == 0 && step.lag() == 0) compare_call(step.peer, true);
-  return true;
-}
-
-bool Executor::enter_outboxes() {
-  if (unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)) >= 0) return false;
-  links_.outboxes->publish(links_.outbox_uses, operation_->sequence,
-                           {operation_->call, history_of(plan_.rank)});
-  entered_ = true;
-  return true;
-}
-
-// Whether the slot of this tile has no reader left from the operation before.
-bool Executor::slot_free(const Lane& lane) const {
-  if (lane.tile >= kOutboxSlots) return true;
-  if (lane.tile == 0 && links_.outbox_last_tiles < kOutboxSlots) return true;
-  return unfinished(links_.outbox_uses - 1) < 0;
-}
-
-// A rank that has not finished so many operations with outboxes, or -1.
-int Executor::unfinished(uint64_t uses) const {
-  for (int peer = 0; peer < plan_.ranks; ++peer) {
-    const bool left = links_.left[size_t(peer)].load(std::memory_order_acquire);
-    if (peer == plan_.rank || links_.outboxes->signalled(peer, kFinished) >= uses) continue;
-    if (left) raise(FailureCode::kPeerLost, peer, "it had finished and left the job");
-    return peer;
-  }
-  return -1;
-}
-
-// Raises when the peer's outbox says that it called something else, here or before. `must`: it has
-// signalled, so its call must stand there.
-void Executor::compare_call(int peer, bool must) const {
-  Outboxes::Entry theirs;
-  const uint64_t now = operation_->sequence;
-  if (links_.outboxes->published(peer, links_.outbox_uses, now, theirs)) {
-    if (theirs.call != operation_->call) explain_call(theirs.call, peer);
-    if (theirs.history != history_of(peer)) explain_before(peer);
-    return;
-  }
-  const uint64_t last = links_.outboxes->last_published(peer);
-  if (last > now) explain_ahead(last, "", peer);
-  if (must) explain_before(peer);
-}
-
-// What this rank believes that `rank` has signalled in all operations before this one, as a number.
-uint64_t Executor::history_of(int rank) const {
-  uint64_t history = 0;
-  for (uint32_t signal = 0; signal < kFinished; ++signal)
-    history = history * 0x9e3779b97f4a7c15u + links_.signals[size_t(rank) * kSignals + signal];
-  return history;
-}
-
-// The peer's signals do not fit: an earlier call of its differed, and no wait of ours could see it.
-void Executor::explain_before(int peer) const {
-  Outboxes::Entry theirs;
-  const uint64_t before = operation_->sequence - 1;
-  std::string what = "something that " + named(links_.rank) + " did not call";
-  if (links_.outboxes->published(peer, links_.outbox_uses - 1, before, theirs))
-    what = theirs.call.describe() + ", and " + named(links_.rank) + " something else";
-  raise(FailureCode::kMismatch, peer,
-        "in operation " + std::to_string(before) + " " + named(peer) + " called " + what +
-            kSameCalls);
-}
-
 // --- the end, and the time when nothing moves ---
 
 void Executor::finish() {
-  if (plan_.uses_outbox()) {
-    links_.outbox_tiles += tiles_;
-    links_.outbox_last_tiles = tiles_;
-    links_.outboxes->signal(kFinished);
-    for (size_t i = 0; i < plan_.signals_per_tile.size(); ++i)
-      links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
-  }
+  if (plan_.uses_outbox()) end_use();
   const bool has_result = plan_.collective != Collective::kReduce || plan_.rank == plan_.root;
   if (operation_->call.mean && has_result)
     kernels().divide_for(operation_->call.dtype)(operation_->out, operation_->call.count,
@@ -436,10 +336,9 @@ void Executor::finish() {
 
 std::vector<int> Executor::waiting_for() const {
   std::set<int> found;
-  if (!entered_)
-    found.insert(unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)));
+  if (plan_.uses_outbox()) wait_in_memory(found);
   for (const Lane& lane : lanes_) {
-    if (!entered_ || lane.tile >= tiles_) continue;
+    if (!entered_ || line_ || lane.tile >= tiles_) continue;
     const Instruction& step = lane.steps[lane.step];
     if (!ready(lane, step)) continue;
     if (step.op == Op::kPut && !slot_free(lane)) found.insert(unfinished(links_.outbox_uses - 1));
@@ -452,6 +351,7 @@ std::vector<int> Executor::waiting_for() const {
 }
 
 void Executor::announce() {
+  if (line_) return;
   for (const Lane& lane : lanes_) {
     if (lane.tile >= tiles_) continue;
     const Instruction& step = lane.steps[lane.step];

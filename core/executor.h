@@ -15,7 +15,9 @@
 // Outboxes are used by different plans in turn, so who reads a slot differs from call to call. Two
 // rules hold across calls, whatever the plans: a rank enters its k-th use of outboxes when all have
 // finished the use before the last, and refills a slot that the last use has filled when all have
-// finished that one. Within a call the plan's own waits do.
+// finished that one, or when the last plan is proved to be settled by then. Within a call the
+// plan's own waits do. That a peer has finished is seldom asked of its counter: whoever publishes
+// use k has finished use k - 1.
 //
 // Invariants: 1. one message per direction is in flight, because a direction belongs to one
 // lane. 2. A message is consumed only after its header proved to be the expected one. 3. Received
@@ -25,6 +27,8 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "chunk.h"
@@ -35,6 +39,12 @@
 #include "stream.h"
 
 namespace commute {
+
+constexpr const char* kSameCalls = "; all ranks must make the same calls in the same order";
+
+inline std::string named(int rank) {
+  return "rank " + std::to_string(rank);
+}
 
 // Received bytes are reduced in pieces of this size, which stay in the L2 cache.
 constexpr size_t kPieceBytes = 128 * 1024;
@@ -48,6 +58,9 @@ struct Links {
   std::vector<std::atomic<bool>> left;        // by rank: it said goodbye
   std::unique_ptr<Outboxes> outboxes;         // null where ranks share no memory
   uint64_t outbox_last_tiles = 0;             // of the last operation that used outboxes
+  bool outbox_settled = true;                 // nobody touches the own slots since it finished
+  uint64_t history = 0;                       // of all calls that used outboxes
+  std::vector<uint64_t> finished;             // by rank: uses that it is known to have finished
   uint64_t outbox_uses = 0;                   // operations that used outboxes so far
   uint64_t outbox_tiles = 0;                  // tiles that plans with outboxes have run so far
   std::vector<std::byte> staging;             // what is received before it is reduced, kPieceBytes
@@ -60,6 +73,8 @@ class Executor {
   Executor(Plan plan, size_t tile_bytes, Links& links);
 
   const Plan& plan() const { return plan_; }
+
+  bool kernel() const { return line_; }  // hand-written, and so short that it may be polled
 
   void begin(const Operation& operation);
   enum class Progress : uint8_t { kBlocked, kMoved, kDone };
@@ -106,9 +121,18 @@ class Executor {
   bool receive_reduce_send(Lane& lane, const Instruction& step);
   void reduce_many(const Lane& lane, const Instruction& step);
   bool signal_seen(const Lane& lane, const Instruction& step) const;
-  bool enter_outboxes();
+  void begin_use();
+  void end_use();
+  bool may_enter() const;
+  bool enter();
   bool slot_free(const Lane& lane) const;
   int unfinished(uint64_t uses) const;
+  void wait_in_memory(std::set<int>& found) const;
+
+  bool brings_data(int rank) const;
+  bool waits_for(int rank) const;
+  Progress advance_line();
+  bool hear(int peer);
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;
@@ -116,7 +140,6 @@ class Executor {
   [[noreturn]] void explain_call(const Call& theirs, int peer) const;
   [[noreturn]] void explain_before(int peer) const;
   void compare_call(int peer, bool must) const;
-  uint64_t history_of(int rank) const;
   [[noreturn]] void raise(FailureCode code, int peer, const std::string& text) const;
   Stream& stream(int peer) const;
   FrameHeader frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const;
@@ -125,11 +148,13 @@ class Executor {
   const Plan plan_;
   const size_t tile_bytes_;
   Links& links_;
+  const bool line_;  // run by a hand-written kernel
   std::vector<Lane> lanes_;
   std::vector<uint32_t> sent_to_;        // messages of this operation, by rank
   std::vector<uint32_t> received_from_;  // likewise
   std::vector<std::byte> scratch_;
-  std::vector<const void*> sources_;
+  std::vector<const void*> sources_;  // of reduce_many
+  std::vector<void*> targets_;
 
   // Of the current operation.
   const Operation* operation_ = nullptr;
@@ -137,6 +162,7 @@ class Executor {
   size_t tile_elements_ = 1;
   uint64_t tiles_ = 0;
   bool entered_ = false;  // the call stands in the outbox
+  int heard_ = 0;         // ranks below this have been heard of, for a kernel
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;
   uint64_t messages_ = 0;

@@ -25,11 +25,10 @@ namespace commute {
 // dst[i] = a[i] op b[i]. dst may be a or b; otherwise arrays must not overlap.
 using Reduce = void (*)(void* dst, const void* a, const void* b, std::size_t count);
 
-// dst[i] = sources[0][i] op sources[1][i] op ..., left to right, in one pass; sources_count >= 1.
-// The result also goes to dst2 unless that is null. Each of dst and dst2 may be one of the sources.
-// streaming: store dst past the caches, for results that nobody reads soon (dst2 stays cached).
-using ReduceMany = void (*)(void* dst, void* dst2, const void* const* sources,
-                            std::size_t sources_count, std::size_t count, bool streaming);
+// dsts[k][i] = sources[0][i] op sources[1][i] op ..., left to right, in one pass; sources_count
+// >= 1. The result goes to all of dsts, of which each may be one of the sources.
+using ReduceMany = void (*)(void* const* dsts, std::size_t dsts_count, const void* const* sources,
+                            std::size_t sources_count, std::size_t count);
 
 // dst[i] = dst[i] / divisor; turns a sum into a mean. divisor >= 1.
 using Divide = void (*)(void* dst, std::size_t count, std::uint64_t divisor);

@@ -254,8 +254,8 @@ struct FloatMax {
 // ---- The walk ----
 
 struct Arrays {
-  char* dst;
-  char* dst2;  // or null
+  void* const* dsts;
+  size_t dsts_count;
   const void* const* sources;
   size_t sources_count;
 };
@@ -268,36 +268,8 @@ COMMUTE_INLINE V load(const void* array, size_t at) {
 }
 
 template <class V>
-COMMUTE_INLINE void store(char* to, V vector) {
-  __builtin_memcpy(to, &vector, sizeof(V));
-}
-
-// Past the caches; `to` is a multiple of the vector's size.
-template <class V>
-COMMUTE_INLINE void stream(char* to, V vector) {
-#if defined(__x86_64__)
-  if constexpr (sizeof(V) == 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits_as<__m512i>(vector));
-  } else if constexpr (sizeof(V) == 32) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bits_as<__m256i>(vector));
-  } else if constexpr (sizeof(V) == 16) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), bits_as<__m128i>(vector));
-  } else {
-    _mm_stream_si64(reinterpret_cast<long long*>(to), bits_as<long long>(vector));
-  }
-#else
-  store(to, vector);
-#endif
-}
-
-// To one array at a time: the processor merges stores that follow each other into one line.
-template <size_t kVectors, class V>
-COMMUTE_INLINE void store_all(char* to, const V* vectors, bool streaming) {
-  if (streaming) {
-    for (size_t v = 0; v < kVectors; ++v) stream(to + v * sizeof(V), vectors[v]);
-  } else {
-    for (size_t v = 0; v < kVectors; ++v) store(to + v * sizeof(V), vectors[v]);
-  }
+COMMUTE_INLINE void store(void* array, size_t at, V vector) {
+  __builtin_memcpy(static_cast<char*>(array) + at, &vector, sizeof(V));
 }
 
 // Fewer bytes than a vector has, from byte `at` on.
@@ -312,13 +284,13 @@ template <class Format, class Op, class Finish>
   auto value = padded(0);
   for (size_t k = 1; k < arrays.sources_count; ++k) value = Op::apply(value, padded(k));
   const Stored result = Format::narrow(finish(value));
-  __builtin_memcpy(arrays.dst + at, &result, bytes);
-  if (arrays.dst2 != nullptr) __builtin_memcpy(arrays.dst2 + at, &result, bytes);
+  for (size_t d = 0; d < arrays.dsts_count; ++d)
+    __builtin_memcpy(static_cast<char*>(arrays.dsts[d]) + at, &result, bytes);
 }
 
 // kVectors whole vectors, from byte `at` on. All loads come before the first store.
 template <class Format, class Op, size_t kVectors, class Finish>
-COMMUTE_INLINE void walk_vectors(const Arrays& arrays, size_t at, bool streaming, Finish finish) {
+COMMUTE_INLINE void walk_vectors(const Arrays& arrays, size_t at, Finish finish) {
   using Stored = typename Format::Stored;
   typename Format::Value values[kVectors];
   for (size_t v = 0; v < kVectors; ++v) {
@@ -333,30 +305,24 @@ COMMUTE_INLINE void walk_vectors(const Arrays& arrays, size_t at, bool streaming
   }
   Stored results[kVectors];
   for (size_t v = 0; v < kVectors; ++v) results[v] = Format::narrow(finish(values[v]));
-  store_all<kVectors>(arrays.dst + at, results, streaming);
-  if (arrays.dst2 != nullptr) store_all<kVectors>(arrays.dst2 + at, results, false);
+  // To one array at a time: the processor merges stores that follow each other into one line.
+  for (size_t d = 0; d < arrays.dsts_count; ++d)
+    for (size_t v = 0; v < kVectors; ++v)
+      store(arrays.dsts[d], at + v * sizeof(Stored), results[v]);
 }
 
 template <class Format, class Op, class Finish>
-COMMUTE_INLINE void walk(const Arrays& arrays, size_t count, bool streaming, Finish finish) {
+COMMUTE_INLINE void walk(const Arrays& arrays, size_t count, Finish finish) {
   constexpr size_t kStep = sizeof(typename Format::Stored);
   const size_t bytes = count * sizeof(typename Format::Item);
   size_t at = 0;
-  if (streaming) {
-    const size_t to_boundary = -reinterpret_cast<std::uintptr_t>(arrays.dst) % kStep;
-    at = to_boundary < bytes ? to_boundary : bytes;
-    if (at > 0) walk_partial<Format, Op>(arrays, 0, at, finish);
-  }
   for (; bytes - at >= kUnroll * kStep; at += kUnroll * kStep) {
-    walk_vectors<Format, Op, kUnroll>(arrays, at, streaming, finish);
+    walk_vectors<Format, Op, kUnroll>(arrays, at, finish);
   }
   for (; bytes - at >= kStep; at += kStep) {
-    walk_vectors<Format, Op, 1>(arrays, at, streaming, finish);
+    walk_vectors<Format, Op, 1>(arrays, at, finish);
   }
   if (at < bytes) walk_partial<Format, Op>(arrays, at, bytes - at, finish);
-#if defined(__x86_64__)
-  if (streaming) _mm_sfence();  // a later signal to peers must not overtake these stores
-#endif
 }
 
 // ---- The kernels ----
@@ -366,14 +332,13 @@ constexpr auto as_is = [](auto value) { return value; };
 template <class Format, class Op>
 void reduce(void* dst, const void* a, const void* b, size_t count) {
   const void* const sources[] = {a, b};
-  walk<Format, Op>({static_cast<char*>(dst), nullptr, sources, 2}, count, false, as_is);
+  walk<Format, Op>({&dst, 1, sources, 2}, count, as_is);
 }
 
 template <class Format, class Op>
-void reduce_many(void* dst, void* dst2, const void* const* sources, size_t sources_count,
-                 size_t count, bool streaming) {
-  walk<Format, Op>({static_cast<char*>(dst), static_cast<char*>(dst2), sources, sources_count},
-                   count, streaming, as_is);
+void reduce_many(void* const* dsts, size_t dsts_count, const void* const* sources,
+                 size_t sources_count, size_t count) {
+  walk<Format, Op>({dsts, dsts_count, sources, sources_count}, count, as_is);
 }
 
 template <class Format>
@@ -382,8 +347,7 @@ void divide(void* dst, size_t count, std::uint64_t divisor) {
   using Number = decltype(Value{}[0] + Value{}[0]);
   const void* const sources[] = {dst};
   const Value by = Value{} + static_cast<Number>(divisor);
-  walk<Format, Sum>({static_cast<char*>(dst), nullptr, sources, 1}, count, false,
-                    [by](Value value) { return value / by; });
+  walk<Format, Sum>({&dst, 1, sources, 1}, count, [by](Value value) { return value / by; });
 }
 
 template <class Format, class Op>

@@ -9,23 +9,12 @@
 #include <string>
 
 namespace commute {
-namespace {
-
-constexpr size_t kPageBytes = 4096;
-
-size_t whole_pages(size_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
-
-}  // namespace
-
 Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes)
     : rank_(rank),
       ranks_(ranks),
-      slot_bytes_(whole_pages(slot_bytes)),
+      slot_bytes_((slot_bytes + kPageBytes - 1) / kPageBytes * kPageBytes),
       segments_(size_t(ranks)),
       event_fds_(size_t(ranks), -1) {
-  static_assert(sizeof(Head) <= kHeadBytes);
   auto segment =
       std::make_shared<Segment>(Segment::create(kHeadBytes + kOutboxSlots * slot_bytes_));
   Head& mine = *new (segment->data()) Head{};
@@ -58,34 +47,44 @@ Doorbell Outboxes::doorbell(int peer) {
 
 void Outboxes::signal(uint32_t signal) {
   head(rank_).signals[signal].count.fetch_add(1, std::memory_order_seq_cst);
+  ring_others();
+}
+
+void Outboxes::ring_others() {
   for (int peer = 0; peer < ranks_; ++peer)
     if (event_fds_[size_t(peer)] >= 0) ring(head(peer).sleeping, event_fds_[size_t(peer)]);
 }
 
-void Outboxes::publish(uint64_t use, uint64_t operation, const Entry& entry) {
-  Published& line = head(rank_).calls[use % 2];
+void Outboxes::publish(uint64_t use, uint64_t operation, uint64_t history, const Call& call,
+                       bool loudly) {
+  Line& mine = line(rank_, use);
   uint64_t words[3];
-  entry.call.pack(words);
-  line.operation.store(0, std::memory_order_relaxed);
-  for (size_t i = 0; i < 3; ++i) line.words[i].store(words[i], std::memory_order_release);
-  line.history.store(entry.history, std::memory_order_release);
-  line.operation.store(operation, std::memory_order_release);
+  call.pack(words);
+  // Nobody waits for this line now, but somebody may look at it to explain a mismatch.
+  mine.operation.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < 3; ++i) mine.words[i].store(words[i], std::memory_order_release);
+  mine.history.store(history, std::memory_order_release);
+  if (!loudly) {
+    mine.operation.store(operation, std::memory_order_release);
+    return;
+  }
+  mine.operation.store(operation, std::memory_order_seq_cst);
+  ring_others();
 }
 
-bool Outboxes::published(int rank, uint64_t use, uint64_t operation, Entry& entry) const {
-  const Published& line = head(rank).calls[use % 2];
-  if (line.operation.load(std::memory_order_acquire) != operation) return false;
+bool Outboxes::called(int rank, uint64_t use, uint64_t operation, Call& call) const {
+  const Line& theirs = line(rank, use);
+  if (theirs.operation.load(std::memory_order_acquire) != operation) return false;
   uint64_t words[3];
-  for (size_t i = 0; i < 3; ++i) words[i] = line.words[i].load(std::memory_order_acquire);
-  entry = {Call::unpack(words), line.history.load(std::memory_order_acquire)};
+  for (size_t i = 0; i < 3; ++i) words[i] = theirs.words[i].load(std::memory_order_acquire);
+  call = Call::unpack(words);
   // Unchanged while it was read?
-  return line.operation.load(std::memory_order_acquire) == operation;
+  return theirs.operation.load(std::memory_order_relaxed) == operation;
 }
 
 uint64_t Outboxes::last_published(int rank) const {
-  const auto& calls = head(rank).calls;
-  return std::max(calls[0].operation.load(std::memory_order_acquire),
-                  calls[1].operation.load(std::memory_order_acquire));
+  return std::max(line(rank, 0).operation.load(std::memory_order_acquire),
+                  line(rank, 1).operation.load(std::memory_order_acquire));
 }
 
 }  // namespace commute

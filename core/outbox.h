@@ -3,15 +3,20 @@
 // other. Between the processes of a host, and in tests between the threads of one process.
 //
 //   segment = head | slot 0 | slot 1
-//   head    = identity | doorbell flag | calls[2] | signals[kSignals]    each on lines of its own
+//   head    = identity | doorbell flag | signals[kSignals] | line 0 | line 1    apart from each
+//   other line    = operation | history | call | payload
 //
-// One writer, many readers: a rank writes only its own segment, except that whoever rings a
-// doorbell clears its flag. `signal` publishes what was written before it; whoever has seen a count
-// through `signalled` sees those writes. Counters only grow.
+// A rank writes its own segment. Others write into it only what a plan stores back where it has
+// read, in an order that the verifier has proved, and the doorbell's flag, which the ringer clears.
+// `signal` publishes what was written before it; whoever has seen a count through `signalled` sees
+// those writes. Counters only grow.
 //
-// `calls` holds the fingerprint: before a rank signals anything in the k-th operation that uses
-// outboxes, what it called stands in calls[k % 2]. Two are enough: no rank is two such operations
-// ahead of one that still has to look, because slots are refilled only when their readers are done.
+// A line says what a rank called: before it signals anything in the k-th operation that uses
+// outboxes, line k % 2 holds that operation. Two are enough: a rank begins its k-th use when all
+// have finished the one before the last. The history stands for all calls up to this one, so ranks
+// compare two numbers to know that they have always called the same. The hand-written kernels let
+// small arrays travel in the line itself: where they fit, in the very cache line that is waited
+// for.
 #pragma once
 
 #include <atomic>
@@ -25,6 +30,9 @@
 #include "segment.h"
 
 namespace commute {
+
+// Up to so many bytes an array fits into a line.
+constexpr size_t kLineBytes = 16 * 1024;
 
 class Outboxes {
  public:
@@ -52,22 +60,30 @@ class Outboxes {
     return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
   }
 
-  // What a rank called: `use` is k above, `operation` its number in the group, `history` stands for
-  // all that it has signalled before.
-  struct Entry {
-    Call call;
-    uint64_t history = 0;
-  };
-  void publish(uint64_t use, uint64_t operation, const Entry& entry);
-  // False when `rank` has not come to that operation, or has gone on.
-  bool published(int rank, uint64_t use, uint64_t operation, Entry& entry) const;
+  // `use` is k above, `operation` the number of the operation in its group. What was written to the
+  // payload before is published with it; `loudly` wakes peers that wait for the line itself.
+  void publish(uint64_t use, uint64_t operation, uint64_t history, const Call& call, bool loudly);
+  bool published(int rank, uint64_t use, uint64_t operation) const {
+    return line(rank, use).operation.load(std::memory_order_seq_cst) == operation;
+  }
+  uint64_t history(int rank, uint64_t use) const {  // of a line that is published
+    return line(rank, use).history.load(std::memory_order_relaxed);
+  }
+  std::byte* payload(int rank, uint64_t use, size_t bytes) const {
+    Line& found = line(rank, use);
+    return bytes <= sizeof found.few ? found.few : found.more;
+  }
+  // False when `rank` has not come to that operation, or has gone on; may be asked at any time.
+  bool called(int rank, uint64_t use, uint64_t operation, Call& call) const;
   uint64_t last_published(int rank) const;  // the number of its last operation
 
  private:
-  struct alignas(64) Published {
+  struct alignas(64) Line {
     std::atomic<uint64_t> operation;
-    std::atomic<uint64_t> words[3];
     std::atomic<uint64_t> history;
+    std::atomic<uint64_t> words[3];  // the call
+    std::byte few[24];
+    std::byte more[kLineBytes];
   };
   struct alignas(64) Counter {
     std::atomic<uint64_t> count;
@@ -78,12 +94,15 @@ class Outboxes {
     uint32_t ranks;
     uint64_t slot_bytes;
     alignas(64) std::atomic<uint32_t> sleeping;
-    Published calls[2];
     Counter signals[kSignals];
+    Line lines[2];
   };
   static constexpr uint64_t kMagic = 0x786f6274756f6d63;  // "cmoutbox"
-  static constexpr size_t kHeadBytes = 4096;
+  static constexpr size_t kPageBytes = 4096;
+  static constexpr size_t kHeadBytes = (sizeof(Head) + kPageBytes - 1) / kPageBytes * kPageBytes;
 
+  Line& line(int rank, uint64_t use) const { return head(rank).lines[use % 2]; }
+  void ring_others();
   Head& head(int rank) const { return *reinterpret_cast<Head*>(segments_[size_t(rank)]->data()); }
 
   const int rank_;

@@ -78,11 +78,11 @@ class Checker {
       require(instruction_.peer >= 0 && instruction_.peer < plan_.ranks,
               "names a peer out of range");
     if (op == Op::kReduceMany)
-      require(instruction_.src_space == Space::kOutbox, "does not read outboxes");
+      require(instruction_.src_space != Space::kOutbox, "reads its own outbox");
     if (op == Op::kPut)
       require(instruction_.dst_space == Space::kOutbox, "does not write its outbox");
-    if (op != Op::kReduceMany || !(instruction_.flags & kFlagAlsoOutbox)) return;
-    run_inside(Space::kOutbox, instruction_.arg, "has an unknown second destination");
+    if (op != Op::kReduceMany) return;
+    run_inside(Space::kOutbox, instruction_.arg, "does not read outboxes");
     same_chunk(instruction_.arg);
   }
 

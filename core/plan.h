@@ -50,8 +50,7 @@ constexpr int kCollectives = 8;
 const char* name(Collective collective);
 
 constexpr uint8_t kNoLane = 255;
-constexpr uint8_t kFlagStreaming = 1;         // reduce_many: the destination is not read again soon
-constexpr uint8_t kFlagAlsoOutbox = 2;        // reduce_many: store into the own outbox too
+constexpr uint8_t kFlagBack = 1;              // reduce_many: store into the outboxes it has read
 constexpr uint32_t kSignals = 8;              // counters per rank, the last one the executor's own:
 constexpr uint32_t kFinished = kSignals - 1;  // operations with outboxes that a rank has finished
 constexpr uint64_t kOutboxSlots = 2;          // tile t uses slot t % 2
@@ -89,6 +88,7 @@ struct Plan {
   std::vector<Instruction> code;           // sorted by lane
   std::vector<uint32_t> lane_ends;         // lane l is code[lane_ends[l-1], lane_ends[l])
   std::vector<uint32_t> signals_per_tile;  // [rank * kSignals + signal], of every rank
+  bool settled = false;  // proved: once this rank has finished, nobody touches its outbox
 
   std::span<const Instruction> lane(size_t index) const;
   bool uses_outbox() const { return blocks[static_cast<int>(Space::kOutbox)] != 0; }

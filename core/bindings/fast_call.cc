@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call path of small allreduces: `world.allreduce(x)` without a Python frame.
+// The call path of blocking collectives in shared memory: `world.allreduce(x)`,
+// `world.broadcast(x)` and `world.barrier()` without a Python frame.
 //
-// A FastCall stands in front of the Python method. It takes over exactly one case, a blocking sum
-// in place of a plain NumPy array whose plan has been bound before, and hands every other call,
-// every error and every wait longer than kHoldGil to the method or to `finish`. It reads the fields
-// of the array object itself; their layout has been the same since NumPy 1.7, and `fast_call`
-// compares it with a sample before it makes one.
+// A FastCall stands in front of the Python method. It takes over the plain case (a sum in place, no
+// other argument than broadcast's root) of a NumPy array or a torch tensor whose plan has been
+// bound before, and hands every other call and every error to the method or to `finish`. It reads
+// the fields of NumPy's array object itself; their layout has been the same since NumPy 1.7, and
+// `fast_call` compares it with a sample before it makes one. Tensors are asked by their methods.
 //
 // The GIL is held for the first kHoldGil: releasing it costs little, but getting it back from
-// another thread can take milliseconds.
+// another thread can take milliseconds. Then it is released, for a slice at a time, so that Ctrl-C
+// works.
 #include <pthread.h>
 
 #include <array>
@@ -29,6 +31,7 @@ namespace commute::bindings {
 namespace {
 
 constexpr std::chrono::microseconds kHoldGil{2};
+constexpr std::chrono::milliseconds kSlice{100};
 constexpr int kUsable = 0x0001 | 0x0100 | 0x0400;  // C contiguous, aligned, writeable
 
 struct ArrayFields {
@@ -45,17 +48,27 @@ struct ArrayFields {
 // pid.
 std::atomic<int> forks{0};
 
+struct Choice {
+  uint64_t max_bytes;
+  std::shared_ptr<Executor> executor;  // null until learnt
+};
+
 struct State {
   std::shared_ptr<Engine> engine;
-  std::shared_ptr<Operation> operation = std::make_shared<Operation>();
-  struct Choice {
-    uint64_t max_bytes;
-    std::shared_ptr<Executor> executor;  // null until learnt
-  };
-  std::vector<Choice> choices;  // smallest first
+  Collective collective = Collective::kAllreduce;
+  std::shared_ptr<Operation> spare;          // used again and again; null while a call has it
+  std::vector<std::vector<Choice>> choices;  // by root; smallest first
   double timeout_s = 0;
-  std::array<PyObject*, kDtypeCount> descrs{};  // NumPy's own, which live for ever
+  std::array<PyObject*, kDtypeCount> descrs{};         // NumPy's own, which live for ever
+  std::array<PyObject*, kDtypeCount> tensor_dtypes{};  // torch's, likewise
   int forks_seen = forks.load();
+};
+
+// An array, as far as the core needs it.
+struct Memory {
+  std::byte* data = nullptr;
+  uint64_t count = 0;
+  int dtype = -1;  // -1: not one that is taken over
 };
 
 struct FastCall {
@@ -63,80 +76,171 @@ struct FastCall {
   PyObject* slow;    // the method
   PyObject* finish;  // waits for an operation, raises what went wrong
   PyObject* array_type;
+  PyObject* tensor_type;  // null until a tensor has been seen
   State* state;
 };
 
-int dtype_of(const State& state, const PyObject* descr) {
+int code_of(const std::array<PyObject*, kDtypeCount>& known, const PyObject* dtype) {
   // Gradients are float32 nearly always: looked at first.
   constexpr int kFirst = static_cast<int>(Dtype::kFloat32);
-  if (state.descrs[kFirst] == descr) return kFirst;
+  if (known[kFirst] == dtype) return kFirst;
   for (size_t code = 0; code < kDtypeCount; ++code)
-    if (state.descrs[code] == descr) return static_cast<int>(code);
+    if (known[code] == dtype) return static_cast<int>(code);
   return -1;
 }
 
+Memory array_memory(const State& state, const ArrayFields& array) {
+  Memory memory;
+  if ((array.flags & kUsable) != kUsable) return memory;
+  memory.data = reinterpret_cast<std::byte*>(array.data);
+  memory.count = 1;
+  for (int i = 0; i < array.dimensions_count; ++i)
+    memory.count *= static_cast<uint64_t>(array.dimensions[i]);
+  memory.dtype = code_of(state.descrs, array.descr);
+  return memory;
+}
+
+struct Names {
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+};
+
+const Names& names() {
+  static const Names found;
+  return found;
+}
+
+bool has(PyObject* tensor, PyObject* attribute, PyObject* wanted) {
+  PyObject* got = PyObject_GetAttr(tensor, attribute);
+  Py_XDECREF(got);  // True and False outlive this
+  return got == wanted;
+}
+
+bool says(PyObject* tensor, PyObject* method, PyObject* wanted) {
+  PyObject* got = PyObject_VectorcallMethod(method, &tensor, 1, nullptr);
+  Py_XDECREF(got);
+  return got == wanted;
+}
+
+uint64_t number(PyObject* tensor, PyObject* method) {
+  PyObject* got = PyObject_VectorcallMethod(method, &tensor, 1, nullptr);
+  const auto value = got == nullptr ? 0 : PyLong_AsUnsignedLongLong(got);
+  Py_XDECREF(got);
+  return value;
+}
+
+Memory tensor_memory(const State& state, PyObject* tensor) {
+  Memory memory;
+  const Names& name = names();
+  PyObject* dtype = PyObject_GetAttr(tensor, name.dtype);
+  Py_XDECREF(dtype);  // torch keeps it
+  const int code = dtype == nullptr ? -1 : code_of(state.tensor_dtypes, dtype);
+  if (code >= 0 && has(tensor, name.is_cpu, Py_True) && has(tensor, name.requires_grad, Py_False) &&
+      says(tensor, name.is_contiguous, Py_True) && says(tensor, name.is_neg, Py_False)) {
+    memory.count = number(tensor, name.numel);
+    memory.data = reinterpret_cast<std::byte*>(number(tensor, name.data_ptr));
+    memory.dtype = code;
+  }
+  if (PyErr_Occurred()) {  // a sparse tensor, say: the method explains
+    PyErr_Clear();
+    memory.dtype = -1;
+  }
+  return memory;
+}
+
 // The plan that is chosen for so many bytes, if it has been learnt.
-const std::shared_ptr<Executor>* chosen(const State& state, uint64_t bytes) {
-  for (const State::Choice& choice : state.choices)
+const std::shared_ptr<Executor>* chosen(const State& state, size_t root, uint64_t bytes) {
+  if (root >= state.choices.size()) return nullptr;
+  for (const Choice& choice : state.choices[root])
     if (bytes <= choice.max_bytes) return choice.executor ? &choice.executor : nullptr;
   return nullptr;
 }
 
-// Runs the call if it is the fast case: 1 done, 0 not the fast case, -1 an exception is set.
-int try_fast(FastCall& self, const ArrayFields& array) {
+bool finished_well(const Operation& operation) {
+  return operation.state.load(std::memory_order_acquire) == Operation::State::kDone;
+}
+
+// Runs the call if it can: 1 done, 0 not the fast case, -1 an exception is set.
+int try_fast(FastCall& self, const Memory& memory, size_t root) {
   State& state = *self.state;
-  if ((array.flags & kUsable) != kUsable || state.forks_seen != forks.load()) return 0;
-  const int code = dtype_of(state, array.descr);
-  if (code < 0) return 0;
-  uint64_t count = 1;
-  for (int i = 0; i < array.dimensions_count; ++i)
-    count *= static_cast<uint64_t>(array.dimensions[i]);
-  const auto dtype = static_cast<Dtype>(code);
-  const std::shared_ptr<Executor>* executor = chosen(state, count * item_bytes(dtype));
+  if (state.forks_seen != forks.load(std::memory_order_relaxed)) return 0;
+  const auto dtype = static_cast<Dtype>(memory.dtype);
+  const std::shared_ptr<Executor>* executor = chosen(state, root, memory.count * item_bytes(dtype));
   if (executor == nullptr) return 0;
-  Operation& operation = *state.operation;
+  // Taken out, because another thread may call while this one waits without the GIL.
+  std::shared_ptr<Operation> mine =
+      state.spare ? std::move(state.spare) : std::make_shared<Operation>();
+  Operation& operation = *mine;
   const Plan& plan = (*executor)->plan();
-  operation.call = {plan.collective,
-                    dtype,
-                    ReduceOp::kSum,
-                    false,
-                    plan.root,
-                    static_cast<uint32_t>(plan.hash),
-                    count};
-  operation.in = operation.out = reinterpret_cast<std::byte*>(array.data);
-  operation.executor = *executor;
+  operation.call = {plan.collective, dtype,     ReduceOp::kSum,
+                    false,           plan.root, static_cast<uint32_t>(plan.hash),
+                    memory.count};
+  operation.in = operation.out = memory.data;
+  if (operation.executor != *executor) operation.executor = *executor;
   operation.state.store(Operation::State::kQueued, std::memory_order_relaxed);
-  operation.failure = {};
   const auto now = Clock::now();
   operation.timeout_s = state.timeout_s;
   operation.deadline = now + std::chrono::duration_cast<Clock::duration>(
                                  std::chrono::duration<double>(state.timeout_s));
   try {
-    if (state.engine->run(state.operation, now + kHoldGil) &&
-        operation.state.load(std::memory_order_relaxed) == Operation::State::kDone)
-      return 1;
+    if (!state.engine->run(mine, now, now + kHoldGil)) {
+      const nb::gil_scoped_release released;
+      state.engine->wait(mine, now + kSlice);
+    }
   } catch (const Error&) {
     return 0;  // the group is broken or closed: the method says how
   }
-  // It takes longer, or failed: Python waits for it, or raises. The operation is Python's now.
-  nb::object pending = nb::cast(std::exchange(state.operation, std::make_shared<Operation>()));
+  if (finished_well(operation)) {
+    state.spare = std::move(mine);
+    return 1;
+  }
+  // It takes longer, or failed: Python waits for it, or raises.
+  nb::object pending = nb::cast(std::move(mine));
   PyObject* done = PyObject_CallOneArg(self.finish, pending.ptr());
   if (done == nullptr) return -1;
   Py_DECREF(done);
   return 1;
 }
 
+// The root, of broadcast(x), broadcast(x, 2) and broadcast(x, root=2); -1 for other arguments.
+Py_ssize_t root_of(const FastCall& self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count + named == 1 && named == 0) return 0;
+  if (self.state->collective != Collective::kBroadcast || count < 1 || count + named != 2)
+    return -1;
+  if (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "root") != 0)
+    return -1;
+  if (!PyLong_CheckExact(args[1])) return -1;
+  const Py_ssize_t root = PyLong_AsSsize_t(args[1]);
+  if (root == -1) PyErr_Clear();
+  return root;
+}
+
 PyObject* fast_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
   auto& self = *reinterpret_cast<FastCall*>(object);
-  if (PyVectorcall_NARGS(flags) == 1 && names == nullptr &&
-      reinterpret_cast<PyObject*>(Py_TYPE(args[0])) == self.array_type) {
-    const int done = try_fast(self, *reinterpret_cast<const ArrayFields*>(args[0]));
-    if (done > 0) {
-      Py_INCREF(args[0]);
-      return args[0];
-    }
-    if (done < 0) return nullptr;
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  int done = 0;
+  PyObject* result = Py_None;
+  if (self.state->collective == Collective::kBarrier) {
+    if (count == 0 && names == nullptr)
+      done = try_fast(self, {nullptr, 0, static_cast<int>(Dtype::kUint8)}, 0);
+  } else if (const Py_ssize_t root = root_of(self, args, count, names); root >= 0) {
+    result = args[0];
+    Memory memory;
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(result));
+    if (type == self.array_type)
+      memory = array_memory(*self.state, *reinterpret_cast<const ArrayFields*>(result));
+    else if (type == self.tensor_type)
+      memory = tensor_memory(*self.state, result);
+    if (memory.dtype >= 0) done = try_fast(self, memory, size_t(root));
   }
+  if (done > 0) return Py_NewRef(result);
+  if (done < 0) return nullptr;
   return PyObject_Vectorcall(self.slow, args, flags, names);
 }
 
@@ -188,8 +292,8 @@ PyTypeObject* fast_call_type() {
 
 // `sample`: an array whose data lies at `address`. None when its fields are not where they should
 // be.
-nb::object fast_call(std::shared_ptr<Engine> engine, nb::object slow, nb::object finish,
-                     nb::list descrs, nb::object sample, uintptr_t address) {
+nb::object fast_call(std::shared_ptr<Engine> engine, int collective, nb::object slow,
+                     nb::object finish, nb::list descrs, nb::object sample, uintptr_t address) {
   const auto& fields = *reinterpret_cast<const ArrayFields*>(sample.ptr());
   if (reinterpret_cast<uintptr_t>(fields.data) != address || fields.dimensions_count != 1 ||
       fields.dimensions[0] != 3 ||
@@ -203,44 +307,61 @@ nb::object fast_call(std::shared_ptr<Engine> engine, nb::object slow, nb::object
   self->slow = slow.release().ptr();
   self->finish = finish.release().ptr();
   self->array_type = reinterpret_cast<PyObject*>(Py_TYPE(sample.ptr()));
+  self->tensor_type = nullptr;
   self->state = new State;
   self->state->engine = std::move(engine);
+  self->state->collective = static_cast<Collective>(collective);
   for (size_t code = 0; code < kDtypeCount; ++code)
     if (!descrs[code].is_none()) self->state->descrs[code] = descrs[code].ptr();
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return nb::steal(reinterpret_cast<PyObject*>(self));
 }
 
-State& state_of(nb::handle object) {
+FastCall& checked(nb::handle object) {
   if (Py_TYPE(object.ptr()) != fast_call_type()) throw nb::type_error("expected a FastCall");
-  return *reinterpret_cast<FastCall*>(object.ptr())->state;
+  return *reinterpret_cast<FastCall*>(object.ptr());
 }
 
-// Sizes: up to which bytes each plan is chosen, smallest first.
-void expect(nb::handle object, const std::vector<uint64_t>& sizes, double timeout) {
-  State& state = state_of(object);
-  for (const uint64_t size : sizes) state.choices.push_back({size, nullptr});
+// For each root, up to which bytes each plan is chosen, smallest first.
+void expect(nb::handle object, size_t roots, const std::vector<uint64_t>& sizes, double timeout) {
+  State& state = *checked(object).state;
+  std::vector<Choice> choices;
+  for (const uint64_t size : sizes) choices.push_back({size, nullptr});
+  state.choices.assign(roots, choices);
   state.timeout_s = timeout;
 }
 
 void learn(nb::handle object, std::shared_ptr<Executor> executor, uint64_t bytes) {
-  for (State::Choice& choice : state_of(object).choices)
+  for (Choice& choice : checked(object).state->choices.at(size_t(executor->plan().root)))
     if (bytes <= choice.max_bytes) {
       choice.executor = std::move(executor);
       return;
     }
 }
 
+// From now on tensors are taken over too; `dtypes` are torch's, by code.
+void learn_tensors(nb::handle object, nb::handle tensor_type, nb::list dtypes) {
+  FastCall& self = checked(object);
+  for (size_t code = 0; code < kDtypeCount; ++code)
+    if (!dtypes[code].is_none()) self.state->tensor_dtypes[code] = dtypes[code].ptr();
+  self.tensor_type = tensor_type.ptr();
+}
+
 }  // namespace
 
 void bind_fast_call(nb::module_& module) {
   pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
-  module.def("fast_call", &fast_call, nb::arg("engine"), nb::arg("slow"), nb::arg("finish"),
-             nb::arg("descrs"), nb::arg("sample"), nb::arg("address"),
-             nb::sig("def fast_call(engine: Engine, slow: object, finish: object, "
+  module.def("fast_call", &fast_call, nb::arg("engine"), nb::arg("collective"), nb::arg("slow"),
+             nb::arg("finish"), nb::arg("descrs"), nb::arg("sample"), nb::arg("address"),
+             nb::sig("def fast_call(engine: Engine, collective: int, slow: object, finish: object, "
                      "descrs: list[object], sample: object, address: int) -> object"));
-  module.def("expect", &expect, nb::arg("fast_call"), nb::arg("sizes"), nb::arg("timeout"));
+  module.def("expect", &expect, nb::arg("fast_call"), nb::arg("roots"), nb::arg("sizes"),
+             nb::arg("timeout"));
   module.def("learn", &learn, nb::arg("fast_call"), nb::arg("executor"), nb::arg("bytes"));
+  module.def("learn_tensors", &learn_tensors, nb::arg("fast_call"), nb::arg("tensor_type"),
+             nb::arg("dtypes"),
+             nb::sig("def learn_tensors(fast_call: object, tensor_type: object, "
+                     "dtypes: list[object]) -> None"));
 }
 
 }  // namespace commute::bindings

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 #include "ranks.h"
 
@@ -253,7 +254,7 @@ LINK_TEST(many_tiny_tiles_overlap) {
 
 // One shot: everyone puts its part into its outbox, everyone sums all outboxes. Counter 0 says
 // "put", counter 1 "read"; a slot is used again once all have read what it held two tiles ago.
-Plan one_shot(int rank, int ranks, uint8_t flags) {
+Plan one_shot(int rank, int ranks) {
   std::vector<Instruction> lane;
   for (int peer = 0; peer < ranks; ++peer)
     if (peer != rank) lane.push_back(wait_for(peer, 1, 2, 1));
@@ -261,27 +262,66 @@ Plan one_shot(int rank, int ranks, uint8_t flags) {
   lane.push_back(signal(0));
   for (int peer = 0; peer < ranks; ++peer)
     if (peer != rank) lane.push_back(wait_for(peer, 0, 0, 1));
-  Instruction reduce = move(Op::kReduceMany, Space::kOutbox, 0, Space::kOut, 0, 3);
-  reduce.flags = flags;
-  reduce.arg = 3;
-  lane.push_back(reduce);
+  lane.push_back(move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 0, 3));
   lane.push_back(signal(1));
-  Plan plan = plan_of(rank, ranks, {Collective::kAllreduce, 3, 1, 1, 0, 2}, {lane});
+  Plan plan = plan_of(rank, ranks, {Collective::kAllreduce, 3, 1, 1, 0, 1}, {lane});
   for (int peer = 0; peer < ranks; ++peer)
     plan.signals_per_tile[size_t(peer) * kSignals] =
         plan.signals_per_tile[size_t(peer) * kSignals + 1] = 1;
   return plan;
 }
 
-TEST(one_shot_by_outboxes_over_many_calls_with_different_tile_counts) {
+// Allreduce in two shots: everyone puts the others' chunks; rank r adds up chunk r, and stores the
+// sum back where it has read. Nothing but "put" and "reduced" is said: the plan is settled.
+Plan two_shot(int rank, int ranks) {
+  const auto mine = static_cast<uint32_t>(rank);
+  std::vector<Instruction> lane;
+  for (int peer = 0; peer < ranks; ++peer)
+    if (peer != rank)
+      lane.push_back(move(Op::kPut, Space::kOut, uint32_t(peer), Space::kOutbox, uint32_t(peer)));
+  lane.push_back(signal(0));
+  for (int peer = 0; peer < ranks; ++peer)
+    if (peer != rank) lane.push_back(wait_for(peer, 0, 0, 1));
+  Instruction reduce = move(Op::kReduceMany, Space::kOut, mine, Space::kOut, mine);
+  reduce.arg = mine;
+  reduce.flags = kFlagBack;
+  lane.push_back(reduce);
+  lane.push_back(signal(1));
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer == rank) continue;
+    lane.push_back(wait_for(peer, 1, 0, 1));
+    Instruction copy = move(Op::kCopy, Space::kOutbox, uint32_t(peer), Space::kOut, uint32_t(peer));
+    copy.peer = rank;
+    lane.push_back(copy);
+  }
+  Plan plan = plan_of(rank, ranks, {Collective::kAllreduce, uint32_t(ranks), 1, 1, 0, 1}, {lane});
+  for (int peer = 0; peer < ranks; ++peer)
+    plan.signals_per_tile[size_t(peer) * kSignals] =
+        plan.signals_per_tile[size_t(peer) * kSignals + 1] = 1;
+  plan.settled = true;
+  return plan;
+}
+
+// The hand-written kernel that stands for one_shot.
+Plan line(int rank, int ranks) {
+  Plan plan = one_shot(rank, ranks);
+  plan.algorithm = "line";
+  return plan;
+}
+
+TEST(outboxes_over_many_calls_of_different_plans_and_tile_counts) {
   Ranks ranks(4, kLinkKinds[1]);
   ranks.run([&](int rank, Engine& engine) {
-    const auto small = engine.bind(one_shot(rank, 4, 0), kTile);
-    const auto large = engine.bind(one_shot(rank, 4, kFlagAlsoOutbox | kFlagStreaming), 1024);
-    for (int round = 0; round < 20; ++round)
+    const std::shared_ptr<Executor> plans[] = {
+        engine.bind(one_shot(rank, 4), kTile), engine.bind(one_shot(rank, 4), 1024),
+        engine.bind(two_shot(rank, 4), kTile), engine.bind(two_shot(rank, 4), 1024),
+        engine.bind(line(rank, 4), kTile)};
+    std::mt19937 random(5);  // the same on all ranks
+    for (int round = 0; round < 40; ++round)
       for (const size_t count : kLengths) {
         Array array = input(rank, count);
-        const auto& executor = (static_cast<size_t>(round) + count) % 2 == 0 ? small : large;
+        const bool fits = count * sizeof array[0] <= kLineBytes;
+        const auto& executor = plans[random() % (fits ? 5 : 4)];
         CHECK(finish(engine, submit(engine, executor, array.data(), array.data(), count)));
         CHECK(array == sum_of(4, count));
       }
@@ -340,7 +380,8 @@ bool says(const std::string& text, const char* part) {
 
 TEST(sound_plans_are_accepted) {
   CHECK_EQ(why_refused(send(1, Space::kOut, 0, 3)), "");
-  CHECK_EQ(why_refused(one_shot(0, 3, kFlagAlsoOutbox)), "");
+  CHECK_EQ(why_refused(one_shot(0, 3)), "");
+  CHECK_EQ(why_refused(two_shot(1, 3)), "");
   for (int rank = 0; rank < 3; ++rank)
     CHECK_EQ(why_refused(plan_of(rank, 3, {Collective::kAllreduce, 2}, chain(rank))), "");
   CHECK_EQ(why_refused(plan_of(0, 1, {}, {})), "");
@@ -357,10 +398,9 @@ TEST(chunks_out_of_bounds_are_refused) {
   CHECK(says(why_refused(move(Op::kCopy, Space::kOut, 0, Space::kScratch, 5)), "out of bounds"));
   CHECK(!why_refused(send(1, Space::kNone, 0)).empty());
   CHECK(!why_refused(recv(1, Space(4), 0)).empty());
-  Instruction also = move(Op::kReduceMany, Space::kOutbox, 0, Space::kOut, 0);
-  also.flags = kFlagAlsoOutbox;
-  also.arg = 3;
-  CHECK(says(why_refused(also), "out of bounds"));
+  Instruction many = move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 0);
+  many.arg = 3;
+  CHECK(says(why_refused(many), "out of bounds"));
 }
 
 // Chunks differ in length: what was sized for one does not fit another.
@@ -374,10 +414,9 @@ TEST(a_step_between_different_chunks_is_refused) {
   CHECK(says(
       why_refused(recv_reduce_send(1, 1, Space::kOut, 0), [](Instruction& step) { step.dst = 1; }),
       differ));
-  Instruction many = move(Op::kReduceMany, Space::kOutbox, 0, Space::kOut, 2);
+  Instruction many = move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 2);
   CHECK(says(why_refused(many), differ));
   many.dst = 0;
-  many.flags = kFlagAlsoOutbox;
   many.arg = 1;
   CHECK(says(why_refused(many), differ));
 }
@@ -394,7 +433,7 @@ TEST(peers_and_spaces_that_make_no_sense_are_refused) {
   CHECK(says(why_refused(wait_for(2, 0, 0, 1)), "out of range"));
   CHECK(says(why_refused(wait_for(1, kSignals, 0, 1)), "signal out of bounds"));
   CHECK(says(why_refused(signal(kSignals)), "signal out of bounds"));
-  CHECK(says(why_refused(move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 0)), "outboxes"));
+  CHECK(says(why_refused(move(Op::kReduceMany, Space::kOutbox, 0, Space::kOut, 0)), "own outbox"));
   CHECK(says(why_refused(move(Op::kPut, Space::kOut, 0, Space::kScratch, 0)), "its outbox"));
   CHECK(says(why_refused(instruction(Op(9))), "unknown opcode"));
 }
@@ -442,10 +481,10 @@ TEST(a_plan_is_bound_only_where_it_belongs) {
   Engine engine({0, 2, 9, 1}, std::make_shared<Poller>());
   CHECK(invalid([&] { engine.bind(plan_of(1, 2, {}, {}), kTile); }));
   CHECK(invalid([&] { engine.bind(plan_of(0, 3, {}, {}), kTile); }));
-  CHECK(invalid([&] { engine.bind(one_shot(0, 2, 0), kTile); }));  // it has no outboxes
+  CHECK(invalid([&] { engine.bind(one_shot(0, 2), kTile); }));  // it has no outboxes
   Ranks ranks(2, kLinkKinds[1]);
-  CHECK(invalid([&] { ranks[0].bind(one_shot(0, 2, 0), Ranks::kSlotBytes); }));
-  CHECK(!invalid([&] { ranks[0].bind(one_shot(0, 2, 0), Ranks::kSlotBytes / 2); }));
+  CHECK(invalid([&] { ranks[0].bind(one_shot(0, 2), 2 * Ranks::kSlotBytes); }));
+  CHECK(!invalid([&] { ranks[0].bind(one_shot(0, 2), Ranks::kSlotBytes); }));
 }
 
 }  // namespace

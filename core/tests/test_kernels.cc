@@ -360,17 +360,18 @@ TEST(kernels_reduce_many_in_order) {
         }
         for (Array& array : arrays) sources.push_back(array.data());
         const Elements expected = reference_reduced(dtype, op, contents);
-        for (const bool streaming : {false, true}) {
-          Array dst(dtype, contents[0], 1), dst2(dtype, contents[0], 2);
-          const ReduceMany reduce_many = set.reduce_many_for(dtype, op);
-          reduce_many(dst.data(), dst2.data(), sources.data(), sources_count, count, streaming);
-          check_same(dst.elements(), expected, label(set, dtype, op) + " many");
-          check_same(dst2.elements(), expected, label(set, dtype, op) + " many, second");
-          CHECK(dst.guards_untouched() && dst2.guards_untouched());
+        Array apart(dtype, contents[0], 1);
+        std::vector<void*> dsts{apart.data()};  // and back into all sources but the first
+        for (std::size_t k = 1; k < sources_count; ++k) dsts.push_back(arrays[k].data());
+        set.reduce_many_for(dtype, op)(dsts.data(), dsts.size(), sources.data(), sources_count,
+                                       count);
+        check_same(apart.elements(), expected, label(set, dtype, op) + " many");
+        CHECK(apart.guards_untouched());
+        for (std::size_t k = 1; k < sources_count; ++k) {
+          check_same(arrays[k].elements(), expected, label(set, dtype, op) + " many, back");
+          CHECK(arrays[k].guards_untouched());
         }
-        void* own = arrays.back().data();  // into one of the sources
-        set.reduce_many_for(dtype, op)(own, nullptr, sources.data(), sources_count, count, true);
-        check_same(arrays.back().elements(), expected, label(set, dtype, op) + " many, in place");
+        check_same(arrays[0].elements(), contents[0], label(set, dtype, op) + " many, source");
       }
     }
   });
@@ -422,7 +423,8 @@ TEST(kernels_halves_round_trip) {
       }
       Array source(dtype, all, 0), dst(dtype, all, 0);
       const void* sources[] = {source.data()};
-      set->reduce_many_for(dtype, ReduceOp::kSum)(dst.data(), nullptr, sources, 1, 65536, false);
+      void* dsts[] = {dst.data()};
+      set->reduce_many_for(dtype, ReduceOp::kSum)(dsts, 1, sources, 1, 65536);
       check_same(dst.elements(), expected, std::string(set->name) + " " + name(dtype));
     }
   }
@@ -446,8 +448,8 @@ TEST(kernels_halves_accumulate_in_float32) {
     Array large(Dtype::kFloat16, {0x6800}, 0), one(Dtype::kFloat16, {0x3c00}, 0);
     const void* sources[] = {large.data(), one.data(), one.data()};
     Array dst(Dtype::kFloat16, {0}, 0);
-    set->reduce_many_for(Dtype::kFloat16, ReduceOp::kSum)(dst.data(), nullptr, sources, 3, 1,
-                                                          false);
+    void* dsts[] = {dst.data()};
+    set->reduce_many_for(Dtype::kFloat16, ReduceOp::kSum)(dsts, 1, sources, 3, 1);
     CHECK_EQ(dst.elements()[0], 0x6801u);
   }
 }
@@ -462,8 +464,9 @@ TEST(kernels_sets_agree_on_random_bits) {
     for (std::uint64_t& bits : b) bits = masked(dtype, random());
     Array one(dtype, a, 0), two(dtype, b, 1), expected(dtype, a, 2), got(dtype, a, 3);
     const void* sources[] = {one.data(), two.data(), one.data()};
-    baseline.reduce_many_for(dtype, op)(expected.data(), nullptr, sources, 3, kCount, false);
-    set.reduce_many_for(dtype, op)(got.data(), nullptr, sources, 3, kCount, true);
+    void* dsts[] = {expected.data(), got.data()};
+    baseline.reduce_many_for(dtype, op)(&dsts[0], 1, sources, 3, kCount);
+    set.reduce_many_for(dtype, op)(&dsts[1], 1, sources, 3, kCount);
     check_same(got.elements(), expected.elements(), label(set, dtype, op));
   });
 }

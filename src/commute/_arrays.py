@@ -30,6 +30,7 @@ CODES: Final[dict[str, int]] = {
     "float64": 11,
 }
 FLOATS: Final = frozenset({8, 9, 10, 11})
+HALVES: Final = frozenset({8, 9})
 
 _BY_NUMPY: dict[np.dtype[Any], int] = {
     np.dtype(name): code for name, code in CODES.items() if name != "bfloat16"

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled call path in front of `Group.allreduce`; see core/bindings/fast_call.cc."""
+"""The compiled call path in front of a group's most used calls; see core/bindings/fast_call.cc.
+
+A call goes through the Python method until its plan is bound; `learn` then shows the compiled path
+which plan that was, and from the next call on the method is not entered any more.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +16,48 @@ import numpy as np
 from commute import _core
 from commute._arrays import CODES
 from commute._runner import Runner
+from commute.plan import Collective
+
+TAKEN_OVER = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.BARRIER)
 
 
-def fast_allreduce(runner: Runner, method: Callable[..., Any]) -> Any:
-    """A callable that takes over small blocking sums of NumPy arrays; None where it cannot."""
-    descrs: list[object] = [np.dtype(name) if name != "bfloat16" else None for name in CODES]
-    sample = np.zeros(3, dtype=np.float32)
-    return _core.fast_call(
-        runner.engine, method, runner.finish, descrs, sample, sample.__array_interface__["data"][0]
-    )
+class FastCalls:
+    """One compiled callable per collective that is taken over; none where NumPy is unknown."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        methods: dict[Collective, Callable[..., Any]],
+        *,
+        roots: int,
+        sizes: list[int],
+        timeout: float,
+    ) -> None:
+        descrs: list[object] = [np.dtype(name) if name != "bfloat16" else None for name in CODES]
+        sample = np.zeros(3, dtype=np.float32)
+        address = sample.__array_interface__["data"][0]
+        self.calls: dict[Collective, Any] = {}
+        self._knows_tensors = False
+        for collective, method in methods.items():
+            call = _core.fast_call(
+                runner.engine, int(collective), method, runner.finish, descrs, sample, address
+            )
+            if call is None:
+                return
+            _core.expect(call, roots if collective.rooted else 1, sizes, timeout)
+            self.calls[collective] = call
+
+    def learn(self, collective: Collective, executor: _core.Executor, nbytes: int) -> None:
+        """This is the plan that is chosen for so many bytes."""
+        call = self.calls.get(collective)
+        if call is not None:
+            _core.learn(call, executor, nbytes)
+        torch = sys.modules.get("torch")
+        if not self._knows_tensors and hasattr(torch, "Tensor"):
+            self._learn_tensors(torch)
+
+    def _learn_tensors(self, torch: Any) -> None:
+        self._knows_tensors = True
+        dtypes: list[object] = [getattr(torch, name, None) for name in CODES]
+        for call in self.calls.values():
+            _core.learn_tensors(call, torch.Tensor, dtypes)

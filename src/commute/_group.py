@@ -22,8 +22,8 @@ import numpy as np
 
 from commute import _core
 from commute import plan as plans
-from commute._arrays import FLOATS, Buffer, empty_like, overlap, reading, writing
-from commute._fast import fast_allreduce
+from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._runner import Runner
 from commute._wiring import Wiring
@@ -85,7 +85,7 @@ class Group:
         self._wiring = wiring
         self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
         self._binding = threading.Lock()
-        self._fast: Any = None  # the compiled call path in front of allreduce, in shared memory
+        self._fast: FastCalls | None = None  # the compiled call path, in shared memory
 
     def __repr__(self) -> str:
         state = ", closed" if self._runner.closed else ""
@@ -311,14 +311,19 @@ class Group:
     def _share_memory(self) -> None:
         """All ranks read each other's outboxes from now on; all of them call this."""
         self._wiring.place = "memory"
-        self._fast = fast_allreduce(self._runner, self.allreduce)
-        if self._fast is not None:
-            sizes = [plans.one_shot_bytes(self.size), (1 << 63) - 1]
-            _core.expect(self._fast, sizes, self.timeout)
-            self.__dict__["allreduce"] = self._fast
+        self._fast = FastCalls(
+            self._runner,
+            {collective: getattr(self, collective.label) for collective in TAKEN_OVER},
+            roots=self.size,
+            sizes=[plans.line_bytes(self.size), (1 << 63) - 1],
+            timeout=self.timeout,
+        )
+        for collective, call in self._fast.calls.items():
+            self.__dict__[collective.label] = call
 
     def _close(self, failed: str) -> None:
-        self.__dict__.pop("allreduce", None)  # it holds this group
+        for collective in TAKEN_OVER:
+            self.__dict__.pop(collective.label, None)  # it holds this group
         self._fast = None
         self._runner.close(failed)
         self._wiring.close()
@@ -454,6 +459,7 @@ class Group:
             call.source.nbytes,
             self._wiring.place,
             deterministic,
+            halves=call.source.dtype in HALVES,
             algorithm=algorithm,
             root=call.root,
         )
@@ -461,19 +467,20 @@ class Group:
         found = self._bound.get(key)
         if found is None:
             found = self._bind(key, limit)
-        usual = call.collective is Collective.ALLREDUCE and algorithm is None and not deterministic
-        if usual and self._fast is not None:
-            _core.learn(self._fast, found, call.source.nbytes)
+        if self._fast is not None and algorithm is None and not deterministic:
+            self._fast.learn(call.collective, found, call.source.nbytes)
         return found
 
     def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:
         collective, name, root = key
         with self._binding:
             plan = plans.build(collective, name, self.size, root)
-            plans.prove(plan)
+            report = plans.prove(plan)
+            settled = report is not None and report.settled[self.rank]
             for peer in plan.peers(self.rank):
                 self._wiring.link(peer, limit, self._runner.check)
-            executor = self._runner.engine.bind(core_plan(plan, self.rank), plans.tile_bytes(plan))
+            mine = core_plan(plan, self.rank, settled=settled)
+            executor = self._runner.engine.bind(mine, plans.tile_bytes(plan))
             self._bound[key] = executor
             return executor
 
@@ -503,7 +510,7 @@ class Group:
         )
 
 
-def core_plan(plan: plans.Plan, rank: int) -> _core.Plan:
+def core_plan(plan: plans.Plan, rank: int, *, settled: bool) -> _core.Plan:
     """One rank's part of a plan, for the core."""
     signals = np.zeros((plan.ranks, _core.SIGNALS), dtype=np.int64)
     for owner, program in enumerate(plan.programs):
@@ -520,6 +527,7 @@ def core_plan(plan: plans.Plan, rank: int) -> _core.Plan:
         plan.blocks,
         plan.programs[rank].tobytes(),
         signals.ravel().tolist(),
+        settled,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled call path in front of allreduce does what the method does, and nothing else."""
+"""The compiled call paths do what the methods do, and nothing else."""
 
 from __future__ import annotations
 
@@ -50,6 +50,74 @@ def test_the_method_has_the_rest() -> None:
         with pytest.raises(TypeError, match="expected an array"):
             world.allreduce([1.0])
         assert "Combine x over all ranks" in world.allreduce.__doc__
+
+    run_threads(2, work)
+
+
+def test_broadcast_and_barrier() -> None:
+    """Any root, named or not; a wrong one is the method's to explain."""
+
+    def work(world: Group) -> None:
+        for number in range(30):
+            root = number % world.size
+            x = np.full(5, world.rank, np.float32)
+            calls = [
+                lambda x, root=root: world.broadcast(x, root),
+                lambda x, root=root: world.broadcast(x, root=root),
+            ]
+            assert calls[number % 2](x) is x
+            np.testing.assert_array_equal(x, root)
+            assert world.barrier() is None
+        np.testing.assert_array_equal(world.broadcast(np.full(3, world.rank)), 0)
+        with pytest.raises(ValueError, match="root= from 0 to 2, got 3"):
+            world.broadcast(np.ones(2), 3)
+        with pytest.raises(ValueError, match="root= from 0 to 2, got -1"):
+            world.broadcast(np.ones(2), root=-1)
+        with pytest.raises(TypeError):
+            world.barrier(1)
+        world.barrier(timeout=5.0)
+
+    run_threads(3, work)
+
+
+def test_tensors() -> None:
+    """Plain CPU tensors of every dtype; whatever is special about one goes to the method."""
+    torch = pytest.importorskip("torch")
+
+    def work(world: Group) -> None:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float64, torch.uint8):
+            for _ in range(3):
+                x = torch.full((3, 2), world.rank + 1).to(dtype)
+                assert world.allreduce(x) is x
+                assert x.tolist() == [[3, 3]] * 3
+        with pytest.raises(ValueError, match="not contiguous"):
+            world.allreduce(torch.ones(4, 4)[:, 1])
+        with pytest.raises(TypeError, match="plain dense tensor"):
+            world.allreduce(torch.eye(3).to_sparse())
+        leaf = torch.ones(2, requires_grad=True)
+        with pytest.raises(ValueError, match="autograd still needs"):
+            world.allreduce(leaf * 2)
+        world.allreduce(leaf.detach())
+        assert leaf.tolist() == [2, 2]
+
+    run_threads(2, work)
+
+
+def test_threads_of_one_rank_at_once() -> None:
+    """Two threads of a rank call together; each gets its own result."""
+
+    def work(world: Group) -> None:
+        def call() -> None:
+            for _ in range(200):
+                x = np.full(64, world.rank + 1.0)
+                world.allreduce(x)
+                assert x[0] == x[-1] == 3.0
+
+        helper = threading.Thread(target=call)
+        helper.start()
+        call()
+        helper.join(60)
+        assert not helper.is_alive()
 
     run_threads(2, work)
 

@@ -12,7 +12,7 @@ they are first asked for: a group needs neither until it binds a plan.
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import algorithms, build
-from .choose import candidates, choose, in_rank_order, one_shot_bytes, tile_bytes
+from .choose import candidates, choose, in_rank_order, line_bytes, tile_bytes
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, pipelined
@@ -37,7 +37,7 @@ __all__ = [
     "candidates",
     "choose",
     "in_rank_order",
-    "one_shot_bytes",
+    "line_bytes",
     "pipelined",
     "prove",
     "show",

@@ -27,18 +27,22 @@ FEW_RANKS = 4
 SMALL_BYTES = 64 << 10
 # A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
 CHUNK_BYTES = 256 << 10
-# One slot of an outbox. The tiles of all ranks together should stay in the L2 caches: of 32 KB to 1
-# MB, tiles of 512 KB were best between 2 ranks, of 128 to 256 KB between 4.
+# One slot of an outbox, and how much of it a tile fills. The tiles of all ranks together should
+# stay in the L2 caches: of 32 KB to 1 MB, 256 KB was best between 2 ranks, 128 KB between 4.
 SLOT_BYTES = 1 << 20
-# Reading all other arrays once is quicker than two steps up to here; measured with 2 and 4 ranks.
-ONE_SHOT_BYTES = {2: 128 << 10}
-ONE_SHOT_BYTES_MANY = 16 << 10
+TILE_BYTES = {2: 256 << 10}
+TILE_BYTES_MANY = 128 << 10
+# What fits the lines of the kernels (core/outbox.h), and up to where they are the quickest.
+LINE_BYTES = 16 << 10
+LINE_BYTES_QUICKEST = {2: 16 << 10}
+LINE_BYTES_QUICKEST_MANY = 16 << 10
 
 
 def tile_bytes(plan: Plan) -> int:
     """How much of each block one tile covers."""
-    if plan.blocks[Space.OUTBOX]:
-        return SLOT_BYTES // max(2, plan.ranks)
+    blocks = plan.blocks[Space.OUTBOX]
+    if blocks:
+        return min(SLOT_BYTES // blocks, TILE_BYTES.get(plan.ranks, TILE_BYTES_MANY))
     return plan.chunks * CHUNK_BYTES
 
 
@@ -74,6 +78,7 @@ def choose(
     place: str,
     deterministic: bool = False,
     *,
+    halves: bool = False,
     algorithm: str | None = None,
     root: int = 0,
 ) -> str:
@@ -82,6 +87,7 @@ def choose(
     Args:
         nbytes: bytes of the array, or of one block where it has one per rank.
         deterministic: only plans that are proved to add up in rank order.
+        halves: elements are of 16 bits, and are rounded whenever a sum is stored.
         algorithm: the one that the user asks for; it is returned if it can be had.
 
     Raises:
@@ -90,8 +96,10 @@ def choose(
     found = Collective.named(collective)
     names = candidates(found, place)
     if algorithm is not None:
-        return _forced(found, ranks, names, algorithm, deterministic, root)
-    if not deterministic:
+        return _forced(found, ranks, nbytes, names, algorithm, deterministic, root)
+    # In shared memory all plans add up in rank order, but store a sum once, where messages store it
+    # hop by hop: halves would get other bits than in another place.
+    if not deterministic or (place == "memory" and not halves):
         return _quickest(found, ranks, nbytes, place, names)
     # gather-to-root first: its proof is the cheapest to get.
     for name in sorted(names, key=lambda name: name != "gather-to-root"):
@@ -117,19 +125,22 @@ def _quickest(
 
 
 def _quickest_shared(collective: Collective, ranks: int, nbytes: int) -> str:
-    if collective is not Collective.ALLREDUCE:
-        return "shared"
-    return "one-shot" if nbytes <= one_shot_bytes(ranks) else "two-shot"
+    small = nbytes <= line_bytes(ranks)
+    if collective is Collective.ALLREDUCE:
+        return "line" if small else "two-shot"
+    has_kernel = collective in (Collective.BROADCAST, Collective.BARRIER)
+    return "line" if small and has_kernel else "shared"
 
 
-def one_shot_bytes(ranks: int) -> int:
-    """Up to so many bytes an allreduce in shared memory takes one shot."""
-    return ONE_SHOT_BYTES.get(ranks, ONE_SHOT_BYTES_MANY)
+def line_bytes(ranks: int) -> int:
+    """Up to so many bytes the hand-written kernels are the quickest in shared memory."""
+    return LINE_BYTES_QUICKEST.get(ranks, LINE_BYTES_QUICKEST_MANY)
 
 
 def _forced(
     collective: Collective,
     ranks: int,
+    nbytes: int,
     names: tuple[str, ...],
     algorithm: str,
     deterministic: bool,
@@ -140,6 +151,11 @@ def _forced(
         problem = "needs shared memory between all ranks" if elsewhere else "is not known"
         known = ", ".join(names)
         raise ValueError(f"{collective.label} by {algorithm!r} {problem}; choose from {known}")
+    if algorithm == "line" and nbytes > LINE_BYTES:
+        raise ValueError(
+            f"{collective.label} by 'line' takes arrays of up to {LINE_BYTES} bytes, got {nbytes};"
+            " leave algorithm out"
+        )
     if deterministic and not in_rank_order(collective, algorithm, ranks, root):
         proved = [name for name in names if in_rank_order(collective, name, ranks, root)]
         raise ValueError(_no_order(collective, ranks, algorithm, proved))

@@ -23,7 +23,6 @@ from .instructions import (
     NO_LANE,
     NO_PEER,
     Collective,
-    Flag,
     Op,
     Program,
     Space,
@@ -157,7 +156,7 @@ def _check_fields(t: Table) -> None:
     messages = _SENDS[op] | _RECEIVES[op]
     with_peer = messages | (op == Op.WAIT) | copies_outbox
     passes_on = _SENDS[op] & _RECEIVES[op]
-    also = (op == Op.REDUCE_MANY) & (t["flags"] & Flag.ALSO_OUTBOX != 0)
+    many = op == Op.REDUCE_MANY
     counting = (op == Op.SIGNAL) | (op == Op.WAIT)
     has_src, has_dst = t["src_space"] != Space.NONE, t["dst_space"] != Space.NONE
 
@@ -168,7 +167,7 @@ def _check_fields(t: Table) -> None:
     t.refuse(~passes_on & (t["peer2"] != NO_PEER), "second peer {peer2} has no use here")
     t.refuse(~has_src & (op != Op.WAIT) & (t["src"] != 0), "source {src} has no use here")
     t.refuse(~has_dst & (t["dst"] != 0), "destination {dst} has no use here")
-    t.refuse(~also & ~counting & (t["arg"] != 0), "argument {arg} has no use here")
+    t.refuse(~many & ~counting & (t["arg"] != 0), "argument {arg} has no use here")
     t.refuse(counting & (t["count"] != 0), "count {count} has no use here")
     t.refuse(~counting & (t["count"] == 0), "a run has at least one chunk")
     t.refuse((op == Op.SIGNAL) & (t["arg"] >= COUNTERS), "there is no counter {arg}")
@@ -208,11 +207,11 @@ def _check_operands(t: Table) -> None:
     plan = t.plan
     chunks_of = np.zeros(256, dtype=np.int64)
     chunks_of[:SPACES] = np.array(plan.blocks) * plan.chunks
-    also = (t["op"] == Op.REDUCE_MANY) & (t["flags"] & Flag.ALSO_OUTBOX != 0)
+    many = t["op"] == Op.REDUCE_MANY
     sides = (
         ("src", t["src_space"] != Space.NONE, chunks_of[t["src_space"]]),
         ("dst", t["dst_space"] != Space.NONE, chunks_of[t["dst_space"]]),
-        ("arg", also, chunks_of[np.full(len(t), int(Space.OUTBOX))]),
+        ("arg", many, chunks_of[np.full(len(t), int(Space.OUTBOX))]),
     )
     for name, used, size in sides:
         last = t[name] + t["count"] - 1
@@ -224,7 +223,7 @@ def _check_operands(t: Table) -> None:
     moved = t["src"] % plan.chunks != t["dst"] % plan.chunks
     t.refuse(both & moved, "source and destination are different chunks of a block")
     moved = t["arg"] % plan.chunks != t["dst"] % plan.chunks
-    t.refuse(also & moved, "both destinations must be the same chunk of a block")
+    t.refuse(many & moved, "adds up different chunks of a block")
     same = (t["src_space"] == t["dst_space"]) & (t["src"] == t["dst"])
     t.refuse((t["op"] == Op.COPY) & same, "copies a chunk onto itself")
 

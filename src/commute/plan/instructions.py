@@ -20,9 +20,9 @@ step `dep_step` of lane `dep_lane` has ended in the same tile.
     recv_reduce       dst = src (+) message from peer; src and dst may be the same chunks
     recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
     copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
-    reduce_many       dst = outbox of rank 0 (+) outbox of rank 1 (+) ..., always in rank order
-                      ALSO_OUTBOX: stores a second time, into the own outbox at chunk `arg`
-                      STREAMING: stores past the cache
+    reduce_many       dst = x0 (+) x1 (+) ..., always in rank order: of this rank its src, of each
+                      other rank its outbox at chunk `arg`
+                      BACK: stores also where it has read, into the outboxes of all other ranks
     put               own outbox at dst = src
     signal            own counter `arg` += 1, seen by all ranks that share memory
     wait              until peer's counter (arg & 0xffff) has reached, with lag = arg >> 16,
@@ -34,10 +34,11 @@ received. That order is static because each direction a -> b has one lane on eit
 
 Operands are runs of `count` chunks of a space, see chunk.py. IN is the user's input and is never
 written. OUT is the user's output, or the array worked on in place. SCRATCH is private and is
-reused by every tile. OUTBOX is a rank's own memory that ranks on the same host can read; it has
-`SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls. Calls may run
-different plans, so a lag that reaches into an earlier call is not looked up: there the executor's
-own rule holds, which refills a slot only when all ranks have finished the call that filled it.
+reused by every tile. OUTBOX is a rank's memory that ranks on the same host can read, and write
+with BACK; it has `SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls.
+Calls may run different plans, so a lag that reaches into an earlier call is not looked up: there
+the executor's own rule holds, which refills a slot only when all ranks have finished the call that
+filled it, or when that call's plan is proved to leave the outbox alone once its rank has finished.
 """
 
 from __future__ import annotations
@@ -96,8 +97,7 @@ class Space(IntEnum):
 
 
 class Flag(IntFlag):
-    STREAMING = 1
-    ALSO_OUTBOX = 2
+    BACK = 1
 
 
 class Collective(IntEnum):
@@ -148,9 +148,7 @@ FORMS: dict[Op, Form] = {
     Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True),
     Op.RECV_REDUCE_SEND: Form(src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True),
     Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE),
-    Op.REDUCE_MANY: Form(
-        src=(Space.OUTBOX,), dst=_WRITABLE, flags=int(Flag.STREAMING | Flag.ALSO_OUTBOX)
-    ),
+    Op.REDUCE_MANY: Form(src=_PRIVATE, dst=_WRITABLE, flags=int(Flag.BACK)),
     Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,)),
     Op.SIGNAL: Form(),
     Op.WAIT: Form(),
@@ -178,8 +176,13 @@ def describe(instruction: Any) -> str:
         whose = f" of {peer}" if peer != NO_PEER else ""
         return f"copy {dst} = {src}{whose}"
     if op is Op.REDUCE_MANY:
-        again = f" and OUTBOX[{arg}]" if int(instruction["flags"]) & Flag.ALSO_OUTBOX else ""
-        return f"reduce_many {dst}{again} = {src} of all"
+        theirs = (
+            f"OUTBOX[{arg}]"
+            if (n := int(instruction["count"])) == 1
+            else f"OUTBOX[{arg}:{arg + n}]"
+        )
+        back = ", and back" if int(instruction["flags"]) & Flag.BACK else ""
+        return f"reduce_many {dst} = {src} + {theirs} of all others{back}"
     if op is Op.PUT:
         return f"put {dst} = {src}"
     if op is Op.SIGNAL:

@@ -142,7 +142,7 @@ class _Run:
         self.bounds = np.searchsorted(order.level[i], np.arange(len(order.levels) + 1))
 
         many = self.many = t["op"][i] == Op.REDUCE_MANY
-        has_src = (t["src_space"][i] != Space.NONE) & ~many
+        has_src = t["src_space"][i] != Space.NONE
         has_dst = t["dst_space"][i] != Space.NONE
         of_peer = t.is_op(Op.COPY)[i] & (t["src_space"][i] == Space.OUTBOX)
         owner = np.where(of_peer, t["peer"][i], t.rank[i])
@@ -151,10 +151,7 @@ class _Run:
         self.src = np.where(has_src, places(t, owner, src_space, t["src"][i] + offset), nowhere)
         dst = places(t, t.rank[i], dst_space, t["dst"][i] + offset)
         self.dst = np.where(has_dst, dst, UNDEFINED)
-        also = many & (t["flags"][i] & Flag.ALSO_OUTBOX != 0)
-        outbox = np.full(len(i), int(Space.OUTBOX))
-        again = places(t, t.rank[i], outbox, t["arg"][i] + offset)
-        self.also = np.where(also, again, UNDEFINED)
+        self.back = many & (t["flags"][i] & Flag.BACK != 0)
         self._number_messages()
 
     def _number_messages(self) -> None:
@@ -184,13 +181,10 @@ class _Run:
             if self.many[here].any():
                 many = self.many[here]
                 result[np.flatnonzero(many)] = self._sum_of_all(here[many])
-            for store, target in (
-                (self.values, self.dst),
-                (self.values, self.also),
-                (self.messages, self.outgoing),
-            ):
+            for store, target in ((self.values, self.dst), (self.messages, self.outgoing)):
                 chosen = np.flatnonzero(target[here] >= 0)
                 store[target[here[chosen]]] = result[chosen]
+            self._store_back(here[self.back[here]], result[np.flatnonzero(self.back[here])])
 
     def _sum(self, here: Ints, left: Values, right: Values) -> Values:
         self._refuse(here, (left.block == UNDEFINED) | (right.block == UNDEFINED), _NEVER_WRITTEN)
@@ -201,14 +195,23 @@ class _Run:
         return Values(left.parts + right.parts, block, shape)
 
     def _sum_of_all(self, here: Ints) -> Values:
-        t, i = self.table, self.item[here]
-        chunk = t["src"][i] + self.offset[here]
-        outbox = np.full(len(here), int(Space.OUTBOX))
         total = self.values[np.full(len(here), -1)]
-        for rank in range(t.plan.ranks):
-            theirs = self.values[places(t, np.full(len(here), rank), outbox, chunk)]
+        for rank in range(self.table.plan.ranks):
+            own = self.table.rank[self.item[here]] == rank
+            theirs = self.values[np.where(own, self.src[here], self._outboxes(here, rank))]
             total = self._sum(here, total, theirs)
         return total
+
+    def _store_back(self, here: Ints, result: Values) -> None:
+        for rank in range(self.table.plan.ranks if len(here) else 0):
+            others = np.flatnonzero(self.table.rank[self.item[here]] != rank)
+            self.values[self._outboxes(here[others], rank)] = result[others]
+
+    def _outboxes(self, here: Ints, rank: int) -> Ints:
+        """Where a reduce_many reads, and stores back, in the outbox of this rank."""
+        chunk = self.table["arg"][self.item[here]] + self.offset[here]
+        outbox = np.full(len(here), int(Space.OUTBOX))
+        return places(self.table, np.full(len(here), rank), outbox, chunk)
 
     def _refuse(self, here: Ints, bad: NDArray[np.bool_], why: str) -> None:
         if bad.any():

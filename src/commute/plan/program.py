@@ -117,12 +117,15 @@ class Lane:
         return self._add(Op.COPY, after, peer=of, src=chunk, dst=into)
 
     def reduce_many(
-        self, chunk: Run, *, into: Run, also: Run | None = None, after: Step | None = None
+        self, chunk: Run, theirs: Run, *, into: Run, back: bool = False, after: Step | None = None
     ) -> Step:
-        """Adds up this chunk of all outboxes, in rank order."""
-        flags = Flag.ALSO_OUTBOX if also else 0
-        arg = also.first if also else 0
-        return self._add(Op.REDUCE_MANY, after, src=chunk, dst=into, flags=flags, arg=arg)
+        """Adds up, in rank order, the own `chunk` and `theirs` of all other ranks' outboxes.
+
+        With `back` the sum also replaces what was added up, in all those outboxes.
+        """
+        flags = Flag.BACK if back else 0
+        op, arg = Op.REDUCE_MANY, theirs.first
+        return self._add(op, after, src=chunk, dst=into, flags=flags, arg=arg)
 
     def put(self, chunk: Run, *, into: Run, after: Step | None = None) -> Step:
         return self._add(Op.PUT, after, src=chunk, dst=into)

@@ -42,10 +42,10 @@ def accesses(table: Table) -> Columns:
     """Who touches what in one tile: instruction, space, place, and 1 for a write."""
     ranks = table.plan.ranks
     many = table["op"] == Op.REDUCE_MANY
-    also = many & (table["flags"] & Flag.ALSO_OUTBOX != 0)
+    back = table["flags"] & Flag.BACK != 0
     of_peer = (table["op"] == Op.COPY) & (table["src_space"] == Space.OUTBOX)
     owner = np.where(of_peer, table["peer"], table.rank)
-    reads = (table["src_space"] != Space.NONE) & ~many
+    reads = table["src_space"] != Space.NONE
     writes = table["dst_space"] != Space.NONE
     found: list[Columns] = []
 
@@ -57,10 +57,11 @@ def accesses(table: Table) -> Columns:
     add(np.flatnonzero(reads), owner, table["src_space"], table["src"], 0)
     add(np.flatnonzero(writes), table.rank, table["dst_space"], table["dst"], 1)
     outbox = np.full(len(table), int(Space.OUTBOX))
-    add(np.flatnonzero(also), table.rank, outbox, table["arg"], 1)
     if many.any():
         for rank in range(ranks):
-            add(np.flatnonzero(many), np.full(len(table), rank), outbox, table["src"], 0)
+            theirs, of = many & (table.rank != rank), np.full(len(table), rank)
+            add(np.flatnonzero(theirs), of, outbox, table["arg"], 0)
+            add(np.flatnonzero(theirs & back), of, outbox, table["arg"], 1)
     instruction, space, place, write = (
         np.concatenate(column) for column in zip(*found, strict=True)
     )
@@ -95,6 +96,28 @@ def check_races(clocks: Clocks) -> None:
         pair = int(np.argmin(ordered))
         a, b = int(one[pair]), int(other[pair])
         raise PlanError(_race(table, int(who[a]), int(who[b]), int(tile[b] - tile[a])))
+
+
+def settled(clocks: Clocks) -> tuple[bool, ...]:
+    """Per rank: whether nobody touches its outbox any more once it has finished its tiles.
+
+    One tile shows it: what a lane has done in a tile it has done in all tiles before.
+    """
+    table = clocks.order.table
+    n, ranks, tile = len(table), table.plan.ranks, clocks.tiles - 1
+    instruction, space, place, _ = accesses(table) if n else (np.zeros(0, np.int64),) * 4
+    owner = place // max(1, sum(table.plan.blocks) * table.plan.chunks)
+    foreign = (space == Space.OUTBOX) & (table.rank[instruction] != owner)
+    last = table.lane_first + table.lane_length - 1
+    ended = clocks.rows[tile * 2 * n + n + last]
+    mine = table.rank[table.lane_first]
+    found = []
+    for rank in range(ranks):
+        touching = instruction[foreign & (owner == rank)]
+        seen = ended[mine == rank].max(axis=0, initial=0)[table.lane[touching]]
+        needed = (tile * table.lane_length[table.lane[touching]] + table.step[touching]) * 2 + 2
+        found.append(bool((seen >= needed).all()))
+    return tuple(found)
 
 
 def _unrolled(table: Table, tiles: int) -> Columns:

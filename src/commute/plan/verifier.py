@@ -18,7 +18,7 @@ from .form import read
 from .meaning import check_meaning
 from .order import clocks, order
 from .plan import Plan
-from .races import check_races, tiles_to_unroll
+from .races import check_races, settled, tiles_to_unroll
 
 # A proof takes some 10 us per instruction. Up to this many (a ring of 16 ranks has 1,920) nobody
 # notices it when a plan is bound; larger plans of ours are proved by the tests, up to 128 ranks.
@@ -33,6 +33,7 @@ class Report:
     messages: int
     steps: int  # messages, or signals, on the longest chain in which each waits for the one before
     rank_order: bool  # every sum is ((x0 + x1) + x2) + ...; true where nothing is summed
+    settled: tuple[bool, ...]  # per rank: its outbox is its own again once it has finished
 
 
 def verify(plan: Plan, depth: int = 0) -> Report:
@@ -48,17 +49,19 @@ def verify(plan: Plan, depth: int = 0) -> Report:
     times = clocks(ordered, tiles_to_unroll(table))
     check_races(times)
     rank_order = check_meaning(times)
-    return Report(len(table), len(table.sender), ordered.steps(), rank_order)
+    steps, messages = ordered.steps(), len(table.sender)
+    return Report(len(table), messages, steps, rank_order, settled(times))
 
 
-def prove(plan: Plan) -> None:
+def prove(plan: Plan) -> Report | None:
     """Verifies a plan that is about to be bound, once, unless it is too large for that.
 
     Raises:
         PlanError: it must not be executed.
     """
-    if sum(len(program) for program in plan.programs) <= PROVED_AT_BINDING:
-        _proved(plan)
+    if sum(len(program) for program in plan.programs) > PROVED_AT_BINDING:
+        return None
+    return _proved(plan)
 
 
 @lru_cache(maxsize=256)

@@ -74,6 +74,8 @@ def everything(world):
     ):
         for _ in range(3):
             number, dtype, op = number + 1, next(dtypes), next(ops)
+            if algorithm == "line":  # for what fits one
+                length = min(length, 2001)
             parts = [part(dtype, length, rank, number) for rank in range(world.size)]
             x = parts[world.rank].copy()
             assert world.allreduce(x, op, algorithm=algorithm) is x

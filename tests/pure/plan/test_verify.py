@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commute.plan import Collective, Flag, Plan, PlanError, build, verify
+from commute.plan import Collective, Op, Plan, PlanError, build, verify
 from commute.plan.program import IN, OUT, OUTBOX, SCRATCH, Rank, write
 
 
@@ -17,6 +17,13 @@ def changed(plan: Plan, rank: int, index: int, **fields: Any) -> Plan:
     programs = [program.copy() for program in plan.programs]
     for name, value in fields.items():
         programs[rank][name][index] = value
+    return dataclasses.replace(plan, programs=tuple(programs))
+
+
+def without(plan: Plan, rank: int, index: int) -> Plan:
+    """The plan with one instruction left out."""
+    programs = list(plan.programs)
+    programs[rank] = np.delete(programs[rank], index)
     return dataclasses.replace(plan, programs=tuple(programs))
 
 
@@ -61,7 +68,7 @@ STAR = build("allreduce", "gather-to-root", 3)
         (changed(SHOT, 0, 3, src=2), "rank 1 does not signal that often"),
         (changed(SHOT, 0, 3, src=0, arg=7), "rank 1 never signals this counter"),
         (changed(SHOT, 0, 4, flags=4), "flags 4 are not allowed"),
-        (changed(SHOT, 0, 4, flags=2, arg=5), r"arg 5 \+ 1 is beyond its space"),
+        (changed(SHOT, 0, 4, arg=5), r"arg 5 \+ 1 is beyond its space"),
         (changed(SHOT, 0, 4, peer=0), "peer 0 has no use"),
         (dataclasses.replace(RING, chunks=0), "0 chunks"),
         (dataclasses.replace(RING, root=1), "cannot have root 1"),
@@ -220,7 +227,7 @@ def two_lanes_one_shot(me: Rank, lag: int) -> None:
     puts.signal(0)
     for peer in me.others:
         reads.wait(0, of=peer)
-    reads.reduce_many(OUTBOX[0], into=OUT[0], after=put)
+    reads.reduce_many(OUT[0], OUTBOX[0], into=OUT[0], after=put)
     reads.signal(1)
 
 
@@ -346,34 +353,28 @@ def test_barrier_that_lets_someone_through_is_refused() -> None:
         verify(dataclasses.replace(plan, programs=programs))
 
 
-def test_reading_and_storing_twice_through_outboxes() -> None:
-    """A two-shot allreduce, by reduce_many into the own outbox and reads of others', is right."""
-    plan = write(Collective.ALLREDUCE, "two-shot", 3, two_shot, chunks=3, outbox=2)
+def test_storing_back_where_others_read() -> None:
+    """A sum that goes back into the outboxes it came from must not be read or put too early."""
+    plan = build("allreduce", "two-shot", 3)
+    steps = [Op(int(op)).name for op in plan.programs[0]["op"]]
+    many, last = steps.index("REDUCE_MANY"), len(steps) - 1
 
     assert verify(plan).rank_order
-    last_read = changed(plan, 0, len(plan.programs[0]) - 2, src=3 + 1, dst=1)
-    with pytest.raises(PlanError):
-        verify(last_read)
-    with pytest.raises(PlanError, match="both destinations must be the same chunk"):
-        many = int(np.argmax(plan.programs[0]["flags"] == Flag.ALSO_OUTBOX))
-        verify(changed(plan, 0, many, arg=4))
+    with pytest.raises(PlanError, match="adds up different chunks of a block"):
+        verify(changed(plan, 0, many, arg=1))
+    with pytest.raises(PlanError, match=r"race: .* touch the same chunk"):
+        verify(without(plan, 0, last - 1))  # reads before the owner says that it has reduced
+    with pytest.raises(PlanError, match=r"rank 1 ends with OUT\[0\] = x1|race"):
+        verify(changed(plan, 0, many, flags=0))  # nothing comes back
 
 
-def two_shot(me: Rank) -> None:
-    lane, n = me.lane(), me.size
-    for peer in me.others:
-        lane.wait(2, of=peer, lag=2)
-    lane.put(OUT[0:n], into=OUTBOX[0:n])
-    lane.signal(0)
-    for peer in me.others:
-        lane.wait(0, of=peer)
-    mine = me.rank
-    lane.reduce_many(OUTBOX[mine], into=OUT[mine], also=OUTBOX[n + mine])
-    lane.signal(1)
-    for peer in me.others:
-        lane.wait(1, of=peer)
-        lane.read(OUTBOX[n + peer], of=peer, into=OUT[peer])
-    lane.signal(2)
+def test_settled_outboxes() -> None:
+    """A rank's outbox is its own again at the end only if all others have then left it alone."""
+    assert verify(build("allreduce", "two-shot", 3)).settled == (True, True, True)
+    assert verify(build("allreduce", "one-shot", 3)).settled == (False, False, False)
+    assert verify(build("broadcast", "shared", 3, 1)).settled == (True, False, True)
+    assert verify(build("barrier", "shared", 3)).settled == (True, True, True)
+    assert verify(build("allreduce", "ring", 3)).settled == (True, True, True)
 
 
 def test_negative_depth_is_refused() -> None:

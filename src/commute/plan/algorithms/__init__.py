@@ -13,6 +13,7 @@ from .barrier import barrier
 from .broadcast import broadcast
 from .gather_to_root import gather_to_root
 from .halving_doubling import halving_doubling
+from .line import line_allreduce, line_barrier, line_broadcast
 from .one_shot import one_shot
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
@@ -28,7 +29,7 @@ from .tree import tree
 from .two_shot import two_shot
 
 _ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
-    Collective.BARRIER: {"dissemination": barrier, "shared": shared_barrier},
+    Collective.BARRIER: {"dissemination": barrier, "shared": shared_barrier, "line": line_barrier},
     Collective.ALLREDUCE: {
         "ring": ring,
         "tree": tree,
@@ -36,12 +37,17 @@ _ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
         "gather-to-root": gather_to_root,
         "one-shot": one_shot,
         "two-shot": two_shot,
+        "line": line_allreduce,
     },
     Collective.ALLGATHER: {"ring": allgather, "shared": shared_allgather},
     Collective.REDUCE_SCATTER: {"ring": reduce_scatter, "shared": shared_reduce_scatter},
 }
 _ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
-    Collective.BROADCAST: {"binomial": broadcast, "shared": shared_broadcast},
+    Collective.BROADCAST: {
+        "binomial": broadcast,
+        "shared": shared_broadcast,
+        "line": line_broadcast,
+    },
     Collective.REDUCE: {"binomial": reduce, "shared": shared_reduce},
 }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allreduce in one shot, for ranks that share memory: everyone reads everyone's outbox.
 
-Each rank puts its array into its outbox and says so (READY). When all have, each adds up all
-outboxes, in rank order, straight into its own array, and says that it no longer reads (DONE).
+Each rank puts its array into its outbox and says so (READY). When all have, each adds up its array
+and all other outboxes, in rank order, in place, and says that it no longer reads (DONE).
 An outbox has two slots that take turns, so a rank may refill a slot only when all others are done
 with the tile that used it last, two tiles ago. (In this one lane READY of the tile between says as
 much already; DONE keeps the plan right for any number of slots, and when lanes part.)
@@ -29,5 +29,5 @@ def each_rank(me: Rank) -> None:
     lane.signal(READY)
     for peer in me.others:
         lane.wait(READY, of=peer)
-    lane.reduce_many(OUTBOX[0], into=OUT[0])
+    lane.reduce_many(OUT[0], OUTBOX[0], into=OUT[0])
     lane.signal(DONE)

@@ -31,17 +31,16 @@ def shared_broadcast(ranks: int, root: int) -> Plan:
 
 
 def shared_reduce(ranks: int, root: int) -> Plan:
-    """Everyone puts, the root adds up all outboxes in rank order."""
+    """Everyone else puts, the root adds up all in rank order."""
 
     def each_rank(me: Rank) -> None:
         lane = me.lane()
         if me.rank != root:
             put_when_free(lane, [root], IN[0], OUTBOX[0])
             return
-        lane.put(OUT[0], into=OUTBOX[0])
         for peer in me.others:
             lane.wait(READY, of=peer)
-        lane.reduce_many(OUTBOX[0], into=OUT[0])
+        lane.reduce_many(OUT[0], OUTBOX[0], into=OUT[0])
         lane.signal(DONE)
 
     return _write(Collective.REDUCE, ranks, each_rank, outbox=1, root=root)
@@ -63,18 +62,18 @@ def shared_allgather(ranks: int) -> Plan:
 
 
 def shared_reduce_scatter(ranks: int) -> Plan:
-    """Everyone puts all its blocks, rank r adds up block r of all outboxes in rank order."""
+    """Everyone puts the blocks of the others, rank r adds up block r of all in rank order."""
 
     def each_rank(me: Rank) -> None:
         lane = me.lane()
         for peer in me.others:
             lane.wait(DONE, of=peer, lag=SLOTS)
-        for block in range(me.size):
+        for block in me.others:
             lane.put(IN[block], into=OUTBOX[block])
         lane.signal(READY)
         for peer in me.others:
             lane.wait(READY, of=peer)
-        lane.reduce_many(OUTBOX[me.rank], into=OUT[0])
+        lane.reduce_many(IN[me.rank], OUTBOX[me.rank], into=OUT[0])
         lane.signal(DONE)
 
     return _write(Collective.REDUCE_SCATTER, ranks, each_rank, outbox=ranks)
