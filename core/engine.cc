@@ -58,12 +58,14 @@ Engine::~Engine() {
 
 void Engine::add_link(int peer, std::unique_ptr<Link> link) {
   const std::lock_guard lock(mutex_);
+  if (link->needs_system_calls()) has_sockets_.store(true);
   owned_streams_.push_back(std::make_unique<Stream>(std::move(link)));
   links_.streams[size_t(peer)].store(owned_streams_.back().get(), std::memory_order_release);
 }
 
 void Engine::add_pair_link(int peer, std::unique_ptr<Link> link) {
   const std::lock_guard lock(mutex_);
+  if (link->needs_system_calls()) has_sockets_.store(true);
   owned_pairs_.push_back(std::make_unique<Pair>(settings_.rank, peer, settings_.group,
                                                 settings_.epoch,
                                                 std::make_unique<Stream>(std::move(link))));
@@ -96,8 +98,11 @@ std::shared_ptr<Executor> Engine::bind(Plan plan, size_t tile_bytes) {
   return std::make_shared<Executor>(std::move(plan), tile_bytes, links_);
 }
 
-void Engine::begin_anew(uint32_t epoch) {
+void Engine::begin_anew(uint32_t epoch, const std::vector<int>& near) {
   const std::lock_guard lock(mutex_);
+  for (const int peer : near) links_.streams[size_t(peer)].store(nullptr);
+  has_sockets_ = std::any_of(links_.streams.begin(), links_.streams.end(),
+                             [](const auto& stream) { return stream.load() != nullptr; });
   submitted_ = 0;
   recorder_ = Recorder();
   links_.epoch = epoch;
@@ -363,8 +368,9 @@ bool Engine::idle_drive(const Operation* target, Clock::time_point now, Clock::t
 // sleeper is scheduled at once when it is woken. So a long absence turns this rung of the ladder
 // off for a while.
 void Engine::give_way(Clock::time_point now) {
-  const bool needs_sockets = !running_ || !running_->executor->plan().uses_outbox();
-  const bool look = needs_sockets || ++yields_ % kYieldsPerLook == 0;
+  const bool in_memory = running_ && running_->executor->plan().uses_outbox();
+  const bool look = (!in_memory && has_sockets_.load(std::memory_order_relaxed)) ||
+                    ++yields_ % kYieldsPerLook == 0;
   if (look && poller_->sleep(0)) return;
   sched_yield();
   if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;

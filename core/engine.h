@@ -63,10 +63,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Takes ownership of both descriptors. Raises std::runtime_error.
   void attach_outbox(int peer, int segment_fd, int event_fd);
 
+  // Of a peer whose outbox is attached.
+  Doorbell doorbell(int peer) { return links_.outboxes->doorbell(peer); }
+
   std::shared_ptr<Executor> bind(Plan plan, size_t tile_bytes);
-  // Counts operations from 1 again, in a new epoch; all ranks call this between the same
-  // operations.
-  void begin_anew(uint32_t epoch);
+  // Counts operations from 1 again, in a new epoch, and lets go of the links to ranks that turned
+  // out to be near; all ranks call this between the same operations.
+  void begin_anew(uint32_t epoch, const std::vector<int>& near);
 
   // Queues the operation; `background` lets the progress thread run it. Raises Error when the group
   // has failed.
@@ -171,6 +174,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Looked at without the mutex.
   std::atomic<bool> failed_{false};
+  std::atomic<bool> has_sockets_{false};  // some link is found ready by a system call only
   std::atomic<bool> has_posted_{false};
   std::atomic<bool> has_queued_{false};
   std::atomic<int> waiters_{0};

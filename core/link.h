@@ -35,6 +35,8 @@ class Link {
   // Gathers up to `count` pieces into one write.
   virtual size_t write(const iovec* pieces, int count) = 0;
   virtual size_t read(void* into, size_t bytes) = 0;
+  // Whether bytes come by a socket, so that only a system call finds out that there are some.
+  virtual bool needs_system_calls() const { return false; }
   // Closes this end. Bytes already written still reach a peer that reads them; up to `linger_until`
   // is spent on making sure of that.
   virtual void close(std::chrono::steady_clock::time_point linger_until) = 0;

@@ -50,8 +50,8 @@ Segment Segment::create(size_t bytes) {
   if (fd < 0) raise_errno("memfd_create");
   Segment segment(fd, nullptr, bytes);
   // fallocate fails here, with an error, where touching would end the process with a signal.
-  if (::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0)
-    raise_errno("reserving shared memory");
+  errno = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (errno != 0) raise_errno("reserving shared memory");
   if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) raise_errno("sealing shared memory");
   segment.data_ = map_shared(fd, bytes);
   return segment;

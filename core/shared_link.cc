@@ -51,28 +51,49 @@ size_t SharedLink::write(const iovec* pieces, int count) {
   if (socket_ < 0) throw LinkClosed("this side closed the connection");
   if (outgoing_->closed.load(std::memory_order_acquire) != 0 || peer_gone())
     throw LinkClosed("the peer closed its connection");
-  const uint64_t begin = outgoing_->written.load(std::memory_order_relaxed);
-  const uint64_t room = kRingBytes - (begin - outgoing_->read.load(std::memory_order_seq_cst));
-  uint64_t at = begin;
-  for (int i = 0; i < count && at - begin < room; ++i) {
-    const size_t moved = std::min<size_t>(pieces[i].iov_len, room - (at - begin));
-    copy_in(outgoing_->bytes, kRingBytes, at, pieces[i].iov_base, moved);
-    at += moved;
+  size_t moved = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto* from = static_cast<const std::byte*>(pieces[i].iov_base);
+    for (size_t left = pieces[i].iov_len; left > 0;) {
+      const size_t put = write_piece(from, std::min(left, kPieceBytes));
+      if (put == 0) return moved;
+      from += put;
+      left -= put;
+      moved += put;
+    }
   }
-  if (at == begin) return 0;
-  outgoing_->written.store(at, std::memory_order_seq_cst);
+  return moved;
+}
+
+size_t SharedLink::write_piece(const std::byte* from, size_t bytes) {
+  const uint64_t at = outgoing_->written.load(std::memory_order_relaxed);
+  const uint64_t room = kRingBytes - (at - outgoing_->read.load(std::memory_order_seq_cst));
+  const size_t moved = std::min<size_t>(bytes, room);
+  if (moved == 0) return 0;
+  copy_in(outgoing_->bytes, kRingBytes, at, from, moved);
+  outgoing_->written.store(at + moved, std::memory_order_seq_cst);
   peer_.ring();
-  return at - begin;
+  return moved;
 }
 
 size_t SharedLink::read(void* into, size_t bytes) {
   if (socket_ < 0) throw LinkClosed("this side closed the connection");
-  if (bytes == 0) return 0;
-  const uint64_t at = incoming_->read.load(std::memory_order_relaxed);
   const bool ended = incoming_->closed.load(std::memory_order_acquire) != 0 || peer_gone();
-  // After `ended`: what the peer wrote before it closed is seen now.
+  size_t moved = 0;
+  while (moved < bytes) {
+    const size_t got =
+        read_piece(static_cast<std::byte*>(into) + moved, std::min(bytes - moved, kPieceBytes));
+    if (got == 0) break;
+    moved += got;
+  }
+  // Looked at before reading: what the peer wrote before it closed has been read now.
+  if (moved == 0 && bytes > 0 && ended) throw LinkClosed("the peer closed its connection");
+  return moved;
+}
+
+size_t SharedLink::read_piece(std::byte* into, size_t bytes) {
+  const uint64_t at = incoming_->read.load(std::memory_order_relaxed);
   const uint64_t there = incoming_->written.load(std::memory_order_seq_cst) - at;
-  if (there == 0 && ended) throw LinkClosed("the peer closed its connection");
   const size_t moved = std::min<size_t>(bytes, there);
   if (moved == 0) return 0;
   copy_out(incoming_->bytes, kRingBytes, at, into, moved);

@@ -24,6 +24,8 @@ namespace commute {
 class SharedLink final : public Link {
  public:
   static constexpr size_t kRingBytes = 1 << 20;
+  // Published, and freed, in such pieces, so that both ends of a large message work at once.
+  static constexpr size_t kPieceBytes = 64 << 10;
   static size_t segment_bytes();
 
   // `first`: whether this side made the segment. Takes ownership of `socket`, registers it with
@@ -44,6 +46,8 @@ class SharedLink final : public Link {
     alignas(64) std::byte bytes[kRingBytes];
   };
 
+  size_t write_piece(const std::byte* from, size_t bytes);
+  size_t read_piece(std::byte* into, size_t bytes);
   bool peer_gone();
 
   std::shared_ptr<Segment> segment_;

@@ -22,6 +22,7 @@ class TcpLink final : public Link {
 
   size_t write(const iovec* pieces, int count) override;
   size_t read(void* into, size_t bytes) override;
+  bool needs_system_calls() const override { return true; }
   void close(std::chrono::steady_clock::time_point linger_until) override;
 
  private:

@@ -8,8 +8,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <system_error>
+
 #include "bindings.h"
 #include "memory_link.h"
+#include "shared_link.h"
 #include "tcp_link.h"
 
 namespace nb = nanobind;
@@ -134,6 +137,8 @@ void bind_error(nb::module_& module) {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
       PyErr_SetObject(core_error.ptr(), failure_tuple(error.failure()).ptr());
+    } catch (const std::system_error& error) {
+      PyErr_SetObject(PyExc_OSError, nb::make_tuple(error.code().value(), error.what()).ptr());
     }
   });
 }
@@ -147,6 +152,23 @@ void bind_operation(nb::module_& module) {
           nb::for_getter(nb::sig(kFailureSignature)))
       .def("describe", [](const Operation& operation) { return operation.call.describe(); });
   nb::class_<Executor>(module, "Executor");
+}
+
+// The memory of a link, as a descriptor to be passed on.
+int link_segment() {
+  return ::dup(Segment::create(SharedLink::segment_bytes()).fd());
+}
+
+// Takes ownership of both descriptors. `first`: whether this side made the segment.
+std::unique_ptr<Link> shared_link(Engine& engine, int peer, int socket, int segment, bool first) {
+  try {
+    auto memory = std::make_shared<Segment>(Segment::map(segment, SharedLink::segment_bytes()));
+    return std::make_unique<SharedLink>(std::move(memory), first, socket, engine.poller(),
+                                        engine.doorbell(peer));
+  } catch (...) {
+    ::close(socket);
+    throw;
+  }
 }
 
 void bind_links(nb::class_<Engine>& engine) {
@@ -163,6 +185,13 @@ void bind_links(nb::class_<Engine>& engine) {
             self.add_pair_link(peer, std::make_unique<TcpLink>(fd, self.poller()));
           },
           nb::arg("peer"), nb::arg("fd"))
+      .def(
+          "add_shared_link",
+          [](Engine& self, int peer, int socket, int segment, bool first, bool pair) {
+            auto link = shared_link(self, peer, socket, segment, first);
+            pair ? self.add_pair_link(peer, std::move(link)) : self.add_link(peer, std::move(link));
+          },
+          nb::arg("peer"), nb::arg("socket"), nb::arg("segment"), nb::arg("first"), nb::arg("pair"))
       .def(
           "share_memory",
           [](Engine& self, size_t slot_bytes) { return self.share_memory(slot_bytes).own()->fd(); },
@@ -193,7 +222,7 @@ void bind_calls(nb::class_<Engine>& engine) {
           nb::arg("operation"), nb::arg("seconds"), Release())
       .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release())
       .def("may_spin", &Engine::may_spin, nb::arg("yes"))
-      .def("begin_anew", &Engine::begin_anew, nb::arg("epoch"));
+      .def("begin_anew", &Engine::begin_anew, nb::arg("epoch"), nb::arg("near"));
 }
 
 void bind_state(nb::class_<Engine>& engine) {
@@ -234,6 +263,7 @@ void bind_engine(nb::module_& module) {
   bind_links(engine);
   bind_calls(engine);
   bind_state(engine);
+  module.def("link_segment", &link_segment);
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
              nb::arg("slot_bytes"));

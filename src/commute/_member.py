@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process as a member of a job of several: joining over the network, links over TCP.
+"""A process as a member of a job of several: joining over the network, links to the others.
+
+Links between ranks of one host go through shared memory, all others over TCP. Which ranks share
+memory is found out once, by trying, when the group starts; all ranks then know of all pairs.
 
 Apart from _init because it brings asyncio along, which a world of one and `import commute` need
 not pay for.
@@ -7,13 +10,16 @@ not pay for.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commute import _core
 from commute._cores import usable_cores
@@ -69,7 +75,8 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         health=health,
         records=(settings.records, name.replace("/", "_")),
     )
-    wiring = TcpWiring(engine, health, connector, "loopback" if _on_one_host(membership) else "tcp")
+    place = "loopback" if _on_one_host(membership) else "tcp"
+    wiring = HostWiring(engine, health, connector, place)
     group = Group(
         runner,
         wiring,
@@ -81,32 +88,86 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         timeout=settings.timeout,
     )
     try:
-        if _meet_in_memory(group, engine, connector, wanted=settings.shared_memory):
+        near = _meet_in_memory(group, engine, connector, wanted=settings.shared_memory)
+        wiring.near = near.of(group.rank)
+        if near.all_together:
             group._share_memory()
-        engine.begin_anew(meeting + 1)
+        if group.rank == 0 and near.apart:
+            _log.warning("%s", _no_memory_between(near.apart))
+        engine.begin_anew(meeting + 1, sorted(wiring.near))
     except BaseException as error:  # another rank died meanwhile, or Ctrl-C
         group._close(f"it could not start: {error}")
         raise
     return group
 
 
+class Near:
+    """Who shares memory with whom; the same on all ranks.
+
+    Attributes:
+        apart: pairs of ranks on one machine that wanted to share memory and cannot.
+    """
+
+    def __init__(self, met: NDArray[np.uint8], machines: NDArray[np.uint8]) -> None:
+        # A rank has met those below it; what one has not met, none counts on.
+        self._met = np.tril(met, -1) | np.tril(met, -1).T
+        wanted = met.diagonal() == 1
+        one_machine = (machines[:, None] == machines).all(axis=2)
+        lower, higher = np.triu_indices(len(met), 1)
+        cut = wanted[lower] & wanted[higher] & one_machine[lower, higher]
+        cut &= self._met[lower, higher] == 0
+        self.apart = list(zip(lower[cut].tolist(), higher[cut].tolist(), strict=True))
+
+    def of(self, rank: int) -> frozenset[int]:
+        return frozenset(np.flatnonzero(self._met[rank]).tolist())
+
+    @property
+    def all_together(self) -> bool:
+        return int(self._met.sum()) == self._met.size - len(self._met)
+
+
 def _meet_in_memory(
     group: Group, engine: _core.Engine, connector: Connector, *, wanted: bool
-) -> bool:
-    """Whether all ranks read each other's outboxes from now on; all ranks agree."""
+) -> Near:
+    """Exchange outboxes with the ranks of this host; all ranks call this and agree."""
     met = np.zeros(group.size, dtype=np.uint8)
-    if wanted:
-        try:
-            own = (engine.share_memory(SLOT_BYTES), engine.event_fd)
-            found = connector.meet_neighbours(own, engine.attach_outbox)
-            met[list(found)] = 1
-            met[group.rank] = 1
-        except OSError as error:
-            _log.warning("rank %d shares no memory (%s); TCP is used", group.rank, error)
-    # Who met whom, by rank: a rank has met those below it. What one has not met, none counts on.
-    everyone = group.allgather(met)
-    below = np.tril(np.ones_like(everyone))
-    return bool((everyone >= below).all())
+    own = _outbox(engine, group.rank) if wanted else None
+    if own is None:
+        connector.decline_neighbours()
+    else:
+        found = connector.meet_neighbours(own, engine.attach_outbox, _core.link_segment)
+        met[list(found)] = 1
+        met[group.rank] = 1
+    everyone = group.allgather(np.concatenate([met, _machine()]))
+    return Near(everyone[:, : group.size], everyone[:, group.size :])
+
+
+def _outbox(engine: _core.Engine, rank: int) -> tuple[int, int] | None:
+    """The descriptors that neighbours get; None, with a warning, where there is no memory."""
+    try:
+        return engine.share_memory(SLOT_BYTES), engine.event_fd
+    except OSError as error:
+        _log.warning("rank %d shares no memory (%s); TCP is used", rank, error.strerror)
+        return None
+
+
+def _machine() -> NDArray[np.uint8]:
+    """Equal on two ranks if they run on one kernel, whatever their host names."""
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        name = os.uname().nodename.encode()
+    return np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype=np.uint8)
+
+
+def _no_memory_between(apart: list[tuple[int, int]]) -> str:
+    (one, other), more = apart[0], len(apart) - 1
+    others = f" (and {more} more pair{'s' * (more > 1)})" if more else ""
+    return (
+        f"ranks {one} and {other}{others} run on one machine but share no memory, as they are in"
+        " different network namespaces or containers; TCP is used between them, which is slower"
+        " (COMMUTE_SHARED_MEMORY=0 on all ranks silences this)"
+    )
 
 
 def _on_one_host(membership: Membership) -> bool:
@@ -115,37 +176,62 @@ def _on_one_host(membership: Membership) -> bool:
     return all(is_loopback(address) for address in addresses)
 
 
-class TcpWiring:
-    """Links through a connector; each peer's control link goes to the health thread."""
+_SHARED = {Purpose.COLLECTIVE: Purpose.SHARED_COLLECTIVE, Purpose.PAIR: Purpose.SHARED_PAIR}
+
+
+class HostWiring:
+    """Links through a connector; each peer's control link goes to the health thread.
+
+    Attributes:
+        near: the ranks to which links go through shared memory; set before a plan is bound. Until
+            then, to find out, ranks talk over TCP, and those links are not used any more.
+    """
 
     def __init__(
         self, engine: _core.Engine, health: _core.Health, connector: Connector, place: str
     ) -> None:
         self.place = place
+        self.near: frozenset[int] = frozenset()
         self._engine = engine
         self._connector = connector
+        self._opened: set[tuple[int, Purpose]] = set()
         self._lock = threading.Lock()
         connector.on_control(health.add)
 
     def link(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
-        if not self._engine.has_link(peer):
-            self._open(peer, Purpose.COLLECTIVE, timeout, check)
+        self._open(peer, Purpose.COLLECTIVE, timeout, check)
 
     def pair(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
-        if not self._engine.has_pair_link(peer):
-            self._open(peer, Purpose.PAIR, timeout, check)
+        self._open(peer, Purpose.PAIR, timeout, check)
 
     def _open(self, peer: int, purpose: Purpose, timeout: float, check: Callable[[], None]) -> None:
+        through = _SHARED[purpose] if peer in self.near else purpose
+        if (peer, through) in self._opened:
+            return
         deadline = time.monotonic() + timeout
-        collective = purpose is Purpose.COLLECTIVE
-        has = self._engine.has_link if collective else self._engine.has_pair_link
-        add = self._engine.add_tcp_link if collective else self._engine.add_tcp_pair_link
         with self._lock:
-            if has(peer):  # another thread was quicker
+            if (peer, through) in self._opened:  # another thread was quicker
                 return
             # The control link first: from here on the peer's death is noticed.
             self._connector.connect_control(peer, deadline, check)
+            self._add(peer, purpose, through, deadline, check)
+            self._opened.add((peer, through))
+
+    def _add(
+        self,
+        peer: int,
+        purpose: Purpose,
+        through: Purpose,
+        deadline: float,
+        check: Callable[[], None],
+    ) -> None:
+        pair = purpose is Purpose.PAIR
+        if through is purpose:
+            add = self._engine.add_tcp_pair_link if pair else self._engine.add_tcp_link
             add(peer, self._connector.connect(peer, purpose, deadline, check))
+            return
+        found = self._connector.connect_shared(peer, through, deadline, check)
+        self._engine.add_shared_link(peer, found.socket, found.segment, found.dialled, pair)
 
     def close(self) -> None:
         self._connector.close()

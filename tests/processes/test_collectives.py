@@ -50,6 +50,19 @@ def test_random_operations(run):
     run(4, "soak")
 
 
+def test_one_rank_without_shared_memory(job, tmp_path):
+    """Where a rank cannot have memory to share, TCP is used, all works, and one warning says so."""
+    env = {"COMMUTE_RECORDS": str(tmp_path)}
+    command = [sys.executable, "-m", "commute", "run", "-n", "3", PROGRAM, "limited"]
+    ended = job(command, env=env).wait()
+
+    assert ended.code == 0, ended.out + ended.err
+    for rank, near in enumerate(("2", "nobody", "0")):
+        assert f"limited ok on {rank} of 3 with {near}" in ended.out
+    assert ended.err.count("shares no memory") == 1
+    assert "rank 1 shares no memory (" in ended.err
+
+
 def test_eight_ranks_on_few_cores(run):
     run(8, "crowded")
 

@@ -89,7 +89,18 @@ def test_two_hosts(on_both, endpoint):
     assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
     for node, each in enumerate(ended):
         for rank in (2 * node, 2 * node + 1):
-            assert f"everything ok on {rank} of 4" in each.out
+            assert f"everything ok on {rank} of 4 with {rank ^ 1}" in each.out
+    said = "".join(each.err for each in ended)
+    assert said.count("share no memory") == 1
+    assert "ranks 0 and 2 (and 3 more pairs) run on one machine" in said
+
+
+def test_two_hosts_random_operations(on_both):
+    """Shared memory inside each host, TCP between them: thousands of operations agree."""
+    ended = [each.wait() for each in on_both(f"10.213.7.1:{PORT}", "collectives.py", "soak")]
+
+    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
+    assert sum(each.out.count("soak ok on") for each in ended) == 4
 
 
 def test_cut_cable(on_both, cable):

@@ -88,6 +88,8 @@ class Purpose(enum.IntEnum):
     PAIR = 2
     CONTROL = 3
     OUTBOX = 4
+    SHARED_COLLECTIVE = 5
+    SHARED_PAIR = 6
 
 
 class HandshakeError(Exception):

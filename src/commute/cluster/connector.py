@@ -23,9 +23,12 @@ When both dial at once the higher rank's dial wins:
     sides settle on one connection, whatever the timing. A lower rank that was told to yield dials
     again if nothing came (the winner's attempt may have failed).
 
+Between neighbours, which share memory, links are dialled through a Unix socket, and the dialler
+passes the memory of the link along; all else is the same.
+
 Threads: the loop thread owns the links and the gate; other threads reach them by `run`, and take
 a ready socket under `_lock`. The thread is a daemon, so a process can end without close().
-Ownership: a socket belongs to the connector until `connect` returns its descriptor.
+Ownership: a socket, and a segment, belong to the connector until `connect` returns them.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import enum
+import functools
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 from commute._errors import AuthenticationError, ClosedError, OperationTimeoutError
 from commute.cluster.addresses import format_address
@@ -52,7 +57,7 @@ from commute.cluster.auth import (
 )
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
-from commute.cluster.neighbours import Attach, Neighbours
+from commute.cluster.neighbours import SHARED_PURPOSES, Attach, Neighbours, pass_descriptors
 
 __all__ = ["Connector"]
 
@@ -65,8 +70,19 @@ RETRY_SECONDS_MAX: Final = 0.5
 # A winner's dial takes milliseconds; this long without it, its attempt has failed.
 YIELD_SECONDS: Final = 2.0
 
-_LINK_PURPOSES: Final = frozenset({Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL})
+_LINK_PURPOSES: Final = SHARED_PURPOSES | {Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL}
+_NO_SEGMENT: Final = -1
 _T = TypeVar("_T")
+# dial(introduction, on_connected=...) makes one attempt.
+_Dial = Callable[..., Awaitable[socket.socket]]
+
+
+class Connected(NamedTuple):
+    """A link, ready for the core; both descriptors are the caller's."""
+
+    socket: int
+    segment: int  # of a link in shared memory, else -1
+    dialled: bool  # by this side
 
 
 class _State(enum.Enum):
@@ -83,30 +99,34 @@ class _Link:
     def __init__(self) -> None:
         self.state = _State.ABSENT
         self.connection: socket.socket | None = None
+        self.segment = _NO_SEGMENT
         self.dialled = False  # we dialled the connection that made the link
         self.ready = asyncio.Event()
         # A call that was interrupted takes a moment to let go; the next one waits for it.
         self.opening = asyncio.Lock()
         self.failure = "no attempt was made"
 
-    def settle(self, connection: socket.socket, *, dialled: bool) -> None:
+    def settle(self, connection: socket.socket, segment: int, *, dialled: bool) -> None:
         assert self.connection is None
         self.connection = connection
+        self.segment = segment
         self.dialled = dialled
         self.state = _State.READY
         self.ready.set()
 
-    def take(self) -> socket.socket:
+    def take(self) -> Connected:
         if self.connection is None:
             raise ValueError("the link is taken already")
-        connection, self.connection = self.connection, None
+        connected = Connected(self.connection.detach(), self.segment, self.dialled)
+        self.connection, self.segment = None, _NO_SEGMENT
         self.state = _State.TAKEN
-        return connection
+        return connected
 
     def drop(self) -> None:
         if self.connection is not None:
             self.connection.close()
-        self.connection = None
+        _close_segment(self.segment)
+        self.connection, self.segment = None, _NO_SEGMENT
         self.dialled = False
         self.state = _State.ABSENT
         self.ready.clear()
@@ -128,6 +148,7 @@ class Connector:
         self._links: dict[tuple[int, Purpose], _Link] = {}
         self._gate: Gate | None = None
         self._neighbours: Neighbours | None = None
+        self._make_segment: Callable[[], int] | None = None
         self._closed = False
         self._take_control: Callable[[int, int], None] | None = None
         # Held to pass a ready socket from the loop thread to a caller.
@@ -185,16 +206,30 @@ class Connector:
     async def listen_to_neighbours(self, world: str, port: int) -> None:
         """Let members on this host find this one; on the loop thread. Raises OSError."""
         self._neighbours = Neighbours(
-            key=self._key, run=self._run, world=world, rank=self._rank, port=port
+            key=self._key,
+            run=self._run,
+            world=world,
+            rank=self._rank,
+            port=port,
+            admit=self._admit,
         )
 
     def meet_neighbours(
-        self, own: tuple[int, int], attach: Attach, check: Callable[[], None] | None = None
+        self,
+        own: tuple[int, int],
+        attach: Attach,
+        make_segment: Callable[[], int],
+        check: Callable[[], None] | None = None,
     ) -> set[int]:
         """The members with lower ranks that share memory with this one, outboxes exchanged.
 
         Those with higher ranks come by themselves, any time from now on.
+
+        Args:
+            own: the descriptors of this member's outbox and of its eventfd.
+            make_segment: makes the memory of a link; the descriptor is the connector's.
         """
+        self._make_segment = make_segment
 
         async def work() -> set[int]:
             assert self._neighbours is not None
@@ -202,6 +237,11 @@ class Connector:
             return await self._neighbours.meet(self._members.values())
 
         return set() if self._neighbours is None else self.run(work(), check=check)
+
+    def decline_neighbours(self) -> None:
+        """Instead of `meet_neighbours`, where there is no memory to share."""
+        if self._neighbours is not None:
+            self._loop.call_soon_threadsafe(self._neighbours.decline)
 
     async def admit_members(self, members: tuple[Member, ...], epoch: int) -> None:
         """From now on links to and from these members are made; on the loop thread."""
@@ -230,18 +270,37 @@ class Connector:
             AuthenticationError: what listens at the peer's address does not hold the token.
             ClosedError: the connector is closed.
         """
+        return self._connect(peer, Purpose(purpose), deadline, check).socket
+
+    def connect_shared(
+        self,
+        peer: int,
+        purpose: Purpose,
+        deadline: float,
+        check: Callable[[], None] | None = None,
+    ) -> Connected:
+        """As `connect`, to a neighbour, with the memory of the link.
+
+        Args:
+            purpose: one of SHARED_PURPOSES.
+        """
+        return self._connect(peer, purpose, deadline, check)
+
+    def _connect(
+        self, peer: int, purpose: Purpose, deadline: float, check: Callable[[], None] | None
+    ) -> Connected:
         if peer == self._rank or peer not in self._members:
             raise ValueError(
                 f"rank {peer} is no other member of this world of {len(self._members)}"
             )
-        key = (peer, Purpose(purpose))
-        if key[1] not in _LINK_PURPOSES:
+        key = (peer, purpose)
+        if purpose not in _LINK_PURPOSES:
             raise ValueError(f"purpose {purpose} is not for links between members")
         self.run(self._open(key, deadline), check=check)
         with self._lock:
             if self._closed:
                 raise ClosedError("the group was closed while this call waited")
-            return self._links[key].take().detach()
+            return self._links[key].take()
 
     def on_control(self, take: Callable[[int, int], None]) -> None:
         """From now on every control link goes to take(descriptor, peer) as soon as it is there.
@@ -262,7 +321,7 @@ class Connector:
         for (peer, purpose), link in self._links.items():
             if purpose is Purpose.CONTROL and link.state is _State.READY and self._take_control:
                 with self._lock:
-                    self._take_control(link.take().detach(), peer)
+                    self._take_control(link.take().socket, peer)
 
     def close(self) -> None:
         """End the thread and everything it holds, within 2 s; idempotent.
@@ -302,16 +361,23 @@ class Connector:
 
     # The peer dials
 
-    async def _admit(self, connection: socket.socket, introduction: Introduction) -> None:
+    async def _admit(
+        self, connection: socket.socket, introduction: Introduction, segment: int = _NO_SEGMENT
+    ) -> None:
         """Decide on a peer's dial; raising HandshakeError refuses it."""
-        # A peer may have heard of the world before we have.
-        async with asyncio.timeout(HANDSHAKE_SECONDS):
-            await self._formed.wait()
-        link = self._link_of(introduction)
-        with self._lock:
-            status = self._decide(link, introduction.rank)
-            if status == ACCEPTED:
-                link.settle(connection, dialled=False)
+        status = b""
+        try:
+            # A peer may have heard of the world before we have.
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await self._formed.wait()
+            link = self._link_of(introduction, shared=segment != _NO_SEGMENT)
+            with self._lock:
+                status = self._decide(link, introduction.rank)
+                if status == ACCEPTED:
+                    link.settle(connection, segment, dialled=False)
+        finally:
+            if status != ACCEPTED:
+                _close_segment(segment)
         # One byte into an empty socket buffer: this does not wait.
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, status)
@@ -319,8 +385,13 @@ class Connector:
             connection.close()
         self._pass_control()
 
-    def _link_of(self, introduction: Introduction) -> _Link:
-        if introduction.role is not Role.MEMBER or introduction.purpose not in _LINK_PURPOSES:
+    def _link_of(self, introduction: Introduction, *, shared: bool) -> _Link:
+        known = introduction.purpose in _LINK_PURPOSES
+        if (
+            introduction.role is not Role.MEMBER
+            or not known
+            or ((introduction.purpose in SHARED_PURPOSES) != shared)
+        ):
             raise HandshakeError(f"purpose {introduction.purpose:d} is not for members")
         if introduction.target != self._rank:
             raise HandshakeError(f"it dialled rank {introduction.target}, not {self._rank}")
@@ -388,48 +459,58 @@ class Connector:
                 raise HandshakeError("the peer's dial came first")
             link.state = _State.INTRODUCED
 
-        for host, port in self._members[peer].addresses:
+        for where, dial_there in self._routes(key):
             if link.state is not _State.ABSENT:
                 break
             link.state = _State.DIALLING
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
-                    if await self._dial(link, host, port, introduction, connected):
+                    dialling = dial_there(introduction, on_connected=connected)
+                    if await self._dial(link, dialling, shared=purpose in SHARED_PURPOSES):
                         return True
             except HandshakeError as error:
-                link.failure = f"{format_address(host, port)}: {error}"
+                link.failure = f"{where}: {error}"
                 if error.impostor:
-                    raise AuthenticationError(_impostor(peer, host, port)) from None
+                    raise AuthenticationError(_impostor(peer, where)) from None
             except OSError as error:
-                link.failure = f"{format_address(host, port)}: {describe_failure(error)}"
+                link.failure = f"{where}: {describe_failure(error)}"
             finally:
                 # Unless the link was settled meanwhile, there is no attempt any more.
                 if link.state in (_State.DIALLING, _State.INTRODUCED):
                     link.state = _State.ABSENT
         return False
 
-    async def _dial(
-        self,
-        link: _Link,
-        host: str,
-        port: int,
-        introduction: Introduction,
-        connected: Callable[[], None],
-    ) -> bool:
-        connection = await dial(host, port, self._key, introduction, on_connected=connected)
+    def _routes(self, key: tuple[int, Purpose]) -> list[tuple[str, _Dial]]:
+        """Where a peer can be dialled, in words and in deed."""
+        member = self._members[key[0]]
+        if key[1] in SHARED_PURPOSES:
+            assert self._neighbours is not None
+            return [("shared memory", functools.partial(self._neighbours.dial, member))]
+        return [
+            (format_address(host, port), functools.partial(dial, host, port, self._key))
+            for host, port in member.addresses
+        ]
+
+    async def _dial(self, link: _Link, dialling: Awaitable[socket.socket], *, shared: bool) -> bool:
+        connection = await dialling
+        segment = _NO_SEGMENT
         try:
+            if shared:
+                assert self._make_segment is not None
+                segment = self._make_segment()
+                pass_descriptors(connection, [segment])
             status = await read_exactly(connection, 1)
+            if status == ACCEPTED and link.state is _State.INTRODUCED:
+                with self._lock:
+                    link.settle(connection, segment, dialled=True)
+                return False
         except HandshakeError:
-            connection.close()
+            _drop(connection, segment)
             raise HandshakeError("it refused the link") from None
         except BaseException:
-            connection.close()
+            _drop(connection, segment)
             raise
-        if status == ACCEPTED and link.state is _State.INTRODUCED:
-            with self._lock:
-                link.settle(connection, dialled=True)
-            return False
-        connection.close()
+        _drop(connection, segment)
         return status == YIELD
 
     def _describe_failure(self, key: tuple[int, Purpose], link: _Link) -> str:
@@ -446,9 +527,19 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _impostor(peer: int, host: str, port: int) -> str:
+def _drop(connection: socket.socket, segment: int) -> None:
+    connection.close()
+    _close_segment(segment)
+
+
+def _close_segment(segment: int) -> None:
+    if segment != _NO_SEGMENT:
+        os.close(segment)
+
+
+def _impostor(peer: int, where: str) -> str:
     return (
-        f"what listens on {format_address(host, port)} is not rank {peer} of this job; check that"
+        f"what listens on {where} is not rank {peer} of this job; check that"
         " the address it advertises is its own"
     )
 

@@ -11,7 +11,9 @@ outboxes:
     acceptor to dialler   1 byte, with (segment, eventfd)      both have attached the other's now
 
 A member that cannot be dialled, or whose memory cannot be attached, is not a neighbour; TCP does
-for it. Runs on the connector's thread.
+for it. Links to neighbours are dialled here too, later, when they are first used: the dialler
+passes 1 byte with the segment of the link, then the connector decides as on any dial. Runs on the
+connector's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from commute.cluster.auth import HandshakeError, Introduction, Purpose, Role, dial_handshake
@@ -35,12 +37,18 @@ _log = logging.getLogger("commute.cluster")
 
 # attach(peer, segment descriptor, eventfd): owns both descriptors; raises OSError or RuntimeError.
 Attach = Callable[[int, int, int], None]
+# admit(connection, introduction, segment descriptor) decides on a link that a neighbour dials.
+Admit = Callable[[socket.socket, Introduction, int], Awaitable[None]]
+
+SHARED_PURPOSES: Final = frozenset({Purpose.SHARED_COLLECTIVE, Purpose.SHARED_PAIR})
 
 
 class Neighbours:
     """The members on this host, and the exchange of outboxes with them."""
 
-    def __init__(self, *, key: bytes, run: str, world: str, rank: int, port: int) -> None:
+    def __init__(
+        self, *, key: bytes, run: str, world: str, rank: int, port: int, admit: Admit
+    ) -> None:
         self._key = key
         self._run = run
         self._world = world
@@ -49,6 +57,7 @@ class Neighbours:
         self._own: tuple[int, int] = (-1, -1)
         self._attach: Attach | None = None
         self._epoch = 0
+        self._admit_link = admit
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.bind(self._name(rank, port))
         listener.listen(1024)
@@ -60,6 +69,10 @@ class Neighbours:
         self._epoch = epoch
         self._own = own
         self._attach = attach
+        self._opened.set()
+
+    def decline(self) -> None:
+        """This member shares no memory: those who dial are told at once."""
         self._opened.set()
 
     async def meet(self, members: Iterable[Member]) -> set[int]:
@@ -75,51 +88,76 @@ class Neighbours:
         text = f"{self._run}/{self._world}/{rank}/{port}".encode()
         return b"\0commute-" + hashlib.blake2b(text, key=self._key[:64], digest_size=16).digest()
 
-    async def _dial(self, member: Member) -> bool:
+    async def dial(
+        self, member: Member, introduction: Introduction, on_connected: Callable[[], None]
+    ) -> socket.socket:
+        """An authenticated connection to a neighbour; raises HandshakeError or OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, self._name(member.rank, member.addresses[0][1]))
+            on_connected()
+            await dial_handshake(connection, self._key, introduction)
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _dial(self, member: Member) -> bool:
         introduction = Introduction(
             Role.MEMBER, Purpose.OUTBOX, self._rank, member.rank, self._epoch, self._run
         )
         try:
-            connection.setblocking(False)
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                loop = asyncio.get_running_loop()
-                await loop.sock_connect(connection, self._name(member.rank, member.addresses[0][1]))
-                await dial_handshake(connection, self._key, introduction)
-                self._pass(connection)
-                await self._take(connection, member.rank)
+                with await self.dial(member, introduction, lambda: None) as connection:
+                    pass_descriptors(connection, self._own)
+                    await self._take(connection, member.rank)
             return True
         except ConnectionRefusedError:
             return False  # nobody of that name on this host
         except (HandshakeError, OSError, RuntimeError, TimeoutError) as error:
             _log.info("no shared memory with rank %d: %s", member.rank, error)
             return False
-        finally:
-            connection.close()
 
     async def _admit(self, connection: socket.socket, introduction: Introduction) -> None:
+        if introduction.purpose in SHARED_PURPOSES:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                (segment,) = await take_descriptors(connection, 1)
+            await self._admit_link(connection, introduction, segment)
+            return
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             await self._opened.wait()
+            if self._attach is None:
+                raise HandshakeError("this member shares no memory")
             wanted = (Role.MEMBER, Purpose.OUTBOX, self._rank, self._epoch)
             got = (introduction.role, introduction.purpose, introduction.target, introduction.epoch)
             if got != wanted or introduction.rank <= self._rank:
                 raise HandshakeError("it is no neighbour of this member")
             await self._take(connection, introduction.rank)
-            self._pass(connection)
+            pass_descriptors(connection, self._own)
         connection.close()
-
-    def _pass(self, connection: socket.socket) -> None:
-        socket.send_fds(connection, [_EXCHANGE], list(self._own))
 
     async def _take(self, connection: socket.socket, peer: int) -> None:
         assert self._attach is not None
-        await _readable(connection)
-        said, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
-        if said != _EXCHANGE or len(descriptors) != 2:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise HandshakeError("it passed no outbox")
-        self._attach(peer, descriptors[0], descriptors[1])
+        segment, event = await take_descriptors(connection, 2)
+        self._attach(peer, segment, event)
+
+
+def pass_descriptors(connection: socket.socket, descriptors: Iterable[int]) -> None:
+    # One byte into an empty socket buffer: this does not wait.
+    socket.send_fds(connection, [_EXCHANGE], list(descriptors))
+
+
+async def take_descriptors(connection: socket.socket, count: int) -> list[int]:
+    """As many descriptors as the other end must pass; they are the caller's."""
+    await _readable(connection)
+    said, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    if said != _EXCHANGE or len(descriptors) != count:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise HandshakeError("it passed no memory")
+    return descriptors
 
 
 async def _readable(connection: socket.socket) -> None:
