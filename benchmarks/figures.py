@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is required, as rows, and whether it was met.
 
-A requirement says: at these ranks and this size, ours is at least `ratio` times as fast as the
-peer. "mpi" is the fastest of the MPIs, in or out of place; "wire" is the time the links themselves
-need. With several runs the median of their ratios decides.
+A requirement says: at these ranks, this size and call, ours is at least `ratio` times as fast as
+the peer. "mpi" is the fastest of the MPIs, in or out of place; "wire" is the time the links
+themselves need; "limit" is a bound on ours alone. With several runs the median of their ratios
+decides.
 """
 
 import statistics
@@ -24,6 +25,11 @@ class Requirement:
     bytes: int
     ratio: float
     words: str  # the requirement as a person would say it
+    call: str = "allreduce"
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.ranks, self.bytes, self.call)
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,18 @@ class Verdict:
 
 
 def entries_of(peer: str, result: CellResult) -> list[str]:
-    """The entries of a peer: an MPI in and out of place, "mpi" for all three of them."""
+    """The entries of a library, in and out of place; "mpi" for those of all three MPIs."""
     names = MPIS if peer == "mpi" else (peer,)
-    wanted = {name for mpi in names for name in (mpi, *(f"{mpi} {v}" for v in VARIANTS))}
+    wanted = {entry for name in names for entry in (name, *(f"{name} {v}" for v in VARIANTS))}
     return [entry for entry in result.rounds[0].seconds if entry in wanted]
 
 
-def compare(result: CellResult, peer: str, *, ours: str = OURS) -> Spread | None:
+def compare(result: CellResult, peer: str) -> Spread | None:
     """Our speed over the peer's in this cell; the peer is taken in its fastest variant."""
     if not result.has_result:
         return None
-    ratios = result.ratios(ours, result.fastest(entries_of(peer, result)))
+    ours, theirs = (result.fastest(entries_of(name, result)) for name in (OURS, peer))
+    ratios = result.ratios(ours, theirs)
     return Spread(statistics.median(ratios), min(ratios), max(ratios))
 
 
@@ -75,9 +82,8 @@ Run = Mapping[Cell, CellResult]
 
 def judge(requirements: Iterable[Requirement], runs: Sequence[Run]) -> list[Verdict]:
     return [
-        Verdict(row, tuple(compare(run[Cell(row.ranks, row.bytes)], row.peer) for run in runs))
+        Verdict(row, tuple(compare(run[row.cell], row.peer) for run in runs))
         for row in requirements
-        if all(Cell(row.ranks, row.bytes) in run for run in runs)
     ]
 
 
@@ -89,8 +95,8 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
             str(spread) if spread else "no result: noise" for spread in verdict.per_run
         )
         word = "met    " if verdict.met else "NOT MET"
-        place = f"{size_text(row.bytes):>6} x{row.ranks}"
-        lines.append(f"{word}  {place}  {row.words:<22} needs {row.ratio:.3f}  got {runs}")
+        place = f"{row.call:<14} {size_text(row.bytes):>6} x{row.ranks}"
+        lines.append(f"{word}  {place}  {row.words:<28} needs {row.ratio:.3f}  got {runs}")
     met = sum(verdict.met for verdict in verdicts)
     lines.append(f"{met} of {len(verdicts)} figures met")
     return lines

@@ -37,6 +37,7 @@ class Turn:
     batch: int
     samples: int
     variant: str
+    call: str = "allreduce"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Job:
                 connection.sendall(message)
             answers = [self._hear(stream) for stream in self._streams]
         except (OSError, ValueError) as error:
-            raise self._failure(f"{turn.bytes} bytes, {turn.variant}: {error}") from error
+            what = f"{turn.call} of {turn.bytes} bytes, {turn.variant}"
+            raise self._failure(f"{what}: {error}") from error
         return [max(times) for times in zip(*(a["seconds"] for a in answers), strict=True)]
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a result: time over size, one panel per number of ranks. Runs in the `plot` environment.
+"""Draws the allreduces of a result: time over size, one panel per number of ranks.
+
+Runs in the `plot` environment. The other calls have one size each, which makes no curve.
 
 .venv-bench/plot/bin/python benchmarks/plot.py results/one_host-….json    writes the .png beside it
 """
@@ -27,10 +29,20 @@ COLOURS = {
 LIMITS = {"copy", "wire"}
 
 
-def curves(document: dict[str, Any], ranks: int) -> dict[str, dict[int, list[float]]]:
+def allreduces(document: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """Ranks -> the cells of all runs, where there are several sizes."""
+    by_ranks: dict[int, list[dict[str, Any]]] = {}
+    for cell in (c for run in document["runs"] for c in run):
+        if cell.get("call", "allreduce") == "allreduce":  # old results name no call
+            by_ranks.setdefault(cell["ranks"], []).append(cell)
+    several = {r: cells for r, cells in by_ranks.items() if len({c["bytes"] for c in cells}) > 1}
+    return dict(sorted(several.items()))
+
+
+def curves(cells: list[dict[str, Any]]) -> dict[str, dict[int, list[float]]]:
     """Library -> bytes -> the kept seconds of all runs, in the faster of its variants."""
     found: dict[str, dict[int, list[float]]] = {}
-    for cell in (c for run in document["runs"] for c in run if c["ranks"] == ranks):
+    for cell in cells:
         kept = [r["seconds"] for r in cell["rounds"] if r["kept"]]
         best: dict[str, list[float]] = {}
         for entry in kept[0] if kept else ():
@@ -43,12 +55,12 @@ def curves(document: dict[str, Any], ranks: int) -> dict[str, dict[int, list[flo
 
 
 def draw(document: dict[str, Any], target: Path) -> None:
-    all_ranks = sorted({c["ranks"] for run in document["runs"] for c in run})
+    by_ranks = allreduces(document)
     figure, panels = pyplot.subplots(
-        1, len(all_ranks), figsize=(6.2 * len(all_ranks), 4.8), squeeze=False, sharey=True
+        1, len(by_ranks), figsize=(6.2 * len(by_ranks), 4.8), squeeze=False, sharey=True
     )
-    for panel, ranks in zip(panels[0], all_ranks, strict=True):
-        for library, by_size in curves(document, ranks).items():
+    for panel, (ranks, cells) in zip(panels[0], by_ranks.items(), strict=True):
+        for library, by_size in curves(cells).items():
             sizes = sorted(by_size)
             middle = [statistics.median(by_size[size]) for size in sizes]
             colour = COLOURS.get(library)

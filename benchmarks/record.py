@@ -73,6 +73,7 @@ def write(
 
 def _cell(result: CellResult) -> dict[str, Any]:
     return {
+        "call": result.cell.call,
         "ranks": result.cell.ranks,
         "bytes": result.cell.bytes,
         "batch": result.cell.batch,

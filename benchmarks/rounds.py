@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of every measurement: interleaved rounds, their ratios, noisy rounds dropped.
 
-A round of a cell (number of ranks, size) gives each entry one turn, in an order that rotates, and
-lasts about a second. The time of a turn is the median of its samples. Ratios are formed inside a
-round, between turns that are less than a second or so apart, and the median of the ratios is the
+A round of a cell (number of ranks, size, call) gives each entry one turn, in an order that rotates,
+and lasts about a second. The time of a turn is the median of its samples. Ratios are formed inside
+a round, between turns that are less than a second or so apart, and the median of the ratios is the
 result: slow drift of the host cancels.
 
 A round with more than 2% of stolen or foreign CPU is dropped and counted, and another is made,
@@ -14,11 +14,13 @@ succeeds.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from benchmarks import noise
 from benchmarks.jobs import Job, Turn
+from benchmarks.workers.calls import WAIT
 
 ROUNDS = 7
 ATTEMPTS_PER_ROUND = 3
@@ -31,13 +33,17 @@ SAMPLES_MIN, SAMPLES_MAX = 3, 200
 @dataclass(frozen=True)
 class Cell:
     ranks: int
-    bytes: int
+    bytes: int  # 0: a call without an array
+    call: str = "allreduce"
 
     @property
     def batch(self) -> int:
-        if self.bytes > BATCH_BYTES_MAX:
+        if self.bytes > BATCH_BYTES_MAX or self.call == WAIT:
             return 1
-        return min(BATCH_CALLS_MAX, BATCH_TOTAL_BYTES_MAX // self.bytes)
+        return min(BATCH_CALLS_MAX, BATCH_TOTAL_BYTES_MAX // max(1, self.bytes))
+
+    def __str__(self) -> str:
+        return f"{self.call} {size_text(self.bytes)} x{self.ranks}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Entry:
         return self.job.name if self.variant == "in place" else f"{self.job.name} {self.variant}"
 
     def seconds(self, cell: Cell, samples: int) -> float:
-        turn = Turn(cell.bytes, cell.batch, samples, self.variant)
+        turn = Turn(cell.bytes, cell.batch, samples, self.variant, cell.call)
         return statistics.median(self.job.take(turn))
 
 
@@ -92,6 +98,11 @@ class CellResult:
         """How many times faster ours was, round by round."""
         return [r.seconds[theirs] / r.seconds[ours] for r in self.kept]
 
+    def with_entry(self, name: str, seconds: Callable[[Mapping[str, float]], float]) -> Self:
+        """With a time that was not measured but follows from the round's, compared like a peer."""
+        rounds = [replace(r, seconds={**r.seconds, name: seconds(r.seconds)}) for r in self.rounds]
+        return replace(self, rounds=rounds)
+
 
 def measure(
     cell: Cell,
@@ -115,10 +126,7 @@ def measure(
         heard = noise.between(before, noise.snapshot(), ours=ours)
         keep = keep_noisy or not heard.too_much
         result.rounds.append(Round(seconds, heard.stolen, heard.foreign, keep))
-        say(
-            f"{size_text(cell.bytes)} x{cell.ranks}: {len(result.kept)} of {rounds} rounds, "
-            f"{result.dropped} dropped"
-        )
+        say(f"{cell}: {len(result.kept)} of {rounds} rounds, {result.dropped} dropped")
         if not keep:
             time.sleep(0.5)  # bursts last; the next round would most likely fall into the same one
     return result
@@ -127,10 +135,14 @@ def measure(
 def _samples_for(cell: Cell, entry: Entry, turn_seconds: float) -> int:
     """As many samples as fill a turn; the trial is also the warm-up of this size."""
     trial = entry.seconds(cell, 2) * cell.batch
+    if cell.call == WAIT:  # the CPU time of a sample says nothing about how long it lasts
+        return SAMPLES_MIN
     return min(SAMPLES_MAX, max(SAMPLES_MIN, round(turn_seconds / trial)))
 
 
 def size_text(bytes: int) -> str:
+    if bytes == 0:
+        return "-"
     for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
         if bytes >= unit:
             return f"{bytes // unit} {name}"

@@ -24,7 +24,6 @@ LOG_SECONDS = 10.0  # between progress lines where there is no terminal to draw 
 class Options:
     runs: int = 1
     rounds: int = ROUNDS
-    large: bool = False
     keep_noisy: bool = False
     output: Path = record.RESULTS
 
@@ -46,7 +45,6 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--runs", type=int, default=1, help="a figure is judged by the median of 3")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="clean rounds per size")
-    parser.add_argument("--large", action="store_true", help="256 MB as well (one_host)")
     parser.add_argument("--keep-noisy", action="store_true", help="try it out on a busy host")
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the results")
     return Options(**vars(parser.parse_args(arguments)))

@@ -2,28 +2,40 @@
 """One rank of commute, through its public interface. Argument: socket."""
 
 from functools import partial
-from importlib.metadata import version
 
 import commute
-from benchmarks.workers.turns import Array, Call, serve, sum_of_ranks
+from benchmarks.workers.calls import values_left
+from benchmarks.workers.turns import Array, Call, serve
 
 
 class Commute:
     def __init__(self, world: commute.Group) -> None:
         self._world = world
         self.rank, self.size = world.rank, world.size
-        self.version = f"commute {version('commute')}"
+        self.version = f"commute {commute.__version__}"
 
     def barrier(self) -> None:
         self._world.barrier()
 
-    def bind(self, source: Array, result: Array) -> Call:
-        if source is result:
-            return partial(self._world.allreduce, source)
-        return partial(self._world.allreduce, source, out=result)
+    def bind(self, call: str, source: Array, result: Array) -> Call:
+        world, by_rank = self._world, (self.size, -1)
+        match call:
+            case "allreduce" if source is result:
+                return partial(world.allreduce, source)
+            case "allreduce":
+                return partial(world.allreduce, source, out=result)
+            case "broadcast" if source is result:
+                return partial(world.broadcast, source)
+            case "allgather":
+                return partial(world.allgather, source, out=result.reshape(by_rank))
+            case "reduce_scatter":
+                return partial(world.reduce_scatter, source.reshape(by_rank), out=result)
+            case "barrier":
+                return world.barrier
+        raise ValueError(f"commute has no {call} of this variant")
 
-    def expected(self) -> float:
-        return sum_of_ranks(self.size)
+    def expected(self, call: str) -> list[float]:
+        return values_left(call, self.rank, self.size)
 
 
 if __name__ == "__main__":

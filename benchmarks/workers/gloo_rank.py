@@ -10,7 +10,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from benchmarks.workers.turns import Array, Call, serve, sum_of_ranks
+from benchmarks.workers.calls import values_left
+from benchmarks.workers.turns import Array, Call, serve
 
 
 class Gloo:
@@ -26,13 +27,13 @@ class Gloo:
     def barrier(self) -> None:
         dist.barrier()
 
-    def bind(self, source: Array, result: Array) -> Call:
-        if source is not result:
-            raise ValueError("gloo reduces in place only")
+    def bind(self, call: str, source: Array, result: Array) -> Call:
+        if call != "allreduce" or source is not result:
+            raise ValueError("gloo is measured with an allreduce in place only")
         return partial(dist.all_reduce, torch.from_numpy(source))
 
-    def expected(self) -> float:
-        return sum_of_ranks(self.size)
+    def expected(self, call: str) -> list[float]:
+        return values_left(call, self.rank, self.size)
 
 
 if __name__ == "__main__":

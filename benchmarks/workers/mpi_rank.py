@@ -6,7 +6,8 @@ from functools import partial
 import mpi4py
 from mpi4py import MPI
 
-from benchmarks.workers.turns import Array, Call, serve, sum_of_ranks
+from benchmarks.workers.calls import values_left
+from benchmarks.workers.turns import Array, Call, serve
 
 
 class Mpi:
@@ -20,13 +21,25 @@ class Mpi:
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    def bind(self, source: Array, result: Array) -> Call:
-        if source is result:
-            return partial(self._comm.Allreduce, MPI.IN_PLACE, result)
-        return partial(self._comm.Allreduce, source, result)
+    def bind(self, call: str, source: Array, result: Array) -> Call:
+        comm = self._comm
+        match call:
+            case "allreduce" if source is result:
+                return partial(comm.Allreduce, MPI.IN_PLACE, result)
+            case "allreduce":
+                return partial(comm.Allreduce, source, result)
+            case "broadcast" if source is result:
+                return partial(comm.Bcast, source)
+            case "allgather" if source is not result:
+                return partial(comm.Allgather, source, result)
+            case "reduce_scatter" if source is not result:
+                return partial(comm.Reduce_scatter_block, source, result)
+            case "barrier":
+                return comm.Barrier
+        raise ValueError(f"mpi4py is not measured with a {call} of this variant")
 
-    def expected(self) -> float:
-        return sum_of_ranks(self.size)
+    def expected(self, call: str) -> list[float]:
+        return values_left(call, self.rank, self.size)
 
 
 if __name__ == "__main__":

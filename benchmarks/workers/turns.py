@@ -5,7 +5,8 @@ A rank connects to the Unix socket named by its first argument (a path, so it wo
 network namespace too) and then talks in JSON lines:
 
     rank   -> driver   {"rank": 0, "size": 2, "pid": 4711, "version": "torch 2.13.0"}    once
-    driver -> rank     {"bytes": 1024, "batch": 100, "samples": 12, "variant": "in place"}
+    driver -> rank     {"call": "allreduce", "bytes": 1024, "batch": 100, "samples": 12,
+                        "variant": "in place"}
     rank   -> driver   {"seconds": [3.1e-06, ...]}            per sample: seconds per call
     driver -> rank     {"leave": true}                        or just closes the socket
 
@@ -14,7 +15,11 @@ turn. If the driver dies the socket closes and the rank ends: nothing is left be
 
 A sample is `batch` calls back to back after a barrier. Each call has a buffer of its own, and all
 of them are rewritten before the sample, so no call finds the result of an earlier one. Results are
-checked: the whole array at the first sample of a size, its two ends and its middle at every other.
+checked: the whole array at the first sample of a size, its two ends and its middle at every other
+(of every rank's part, where these differ); these places are spoilt before the sample.
+
+The call "wait" is none of the library's: the last rank comes a second late to a barrier, and the
+seconds of a sample are the CPU time that each of the other ranks used while it waited.
 """
 
 import gc
@@ -29,11 +34,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.workers.calls import WAIT, bytes_given, bytes_left, values_given
+
 Array = NDArray[np.float32]
 Call = Callable[[], object]
 
 # Buffers of a batch start on cache lines of their own, as separately allocated arrays would.
 STRIDE_BYTES = 64
+LATE_SECONDS = 1.0
 
 
 class Contender(Protocol):
@@ -45,36 +53,37 @@ class Contender(Protocol):
 
     def barrier(self) -> object: ...
 
-    def bind(self, source: Array, result: Array) -> Call:
-        """The call that leaves the sum of all `source`s in `result` (same array: in place)."""
+    def bind(self, call: str, source: Array, result: Array) -> Call:
+        """The call by that name, from `source` into `result` (same array: in place)."""
         ...
 
-    def expected(self) -> float:
-        """What every element of the result is when rank r's elements are r + 1."""
+    def expected(self, call: str) -> list[float]:
+        """What the result holds when ranks give `values_given`: one value per equal part."""
         ...
-
-
-def sum_of_ranks(size: int) -> float:
-    return size * (size + 1) / 2
 
 
 class Bound:
-    """The buffers of one size and variant, with the calls bound to them."""
+    """The buffers of one call, size and variant, with the calls bound to them."""
 
-    def __init__(self, contender: Contender, *, bytes: int, batch: int, variant: str) -> None:
+    def __init__(
+        self, contender: Contender, *, call: str, bytes: int, batch: int, variant: str
+    ) -> None:
         self._contender = contender
-        self._sources = _buffers(bytes, batch)
+        rank, ranks = contender.rank, contender.size
+        sources = _buffers(bytes_given(call, bytes, ranks), batch)
         in_place = variant == "in place"
-        self._results = self._sources if in_place else _buffers(bytes, batch)
-        self._calls = [
-            contender.bind(source, result)
-            for source, result in zip(self._sources, self._results, strict=True)
-        ]
+        results = sources if in_place else _buffers(bytes_left(call, bytes, ranks), batch)
+        pairs = list(zip(sources, results, strict=True))
+        self._calls = [contender.bind(call, source, result) for source, result in pairs]
+        self._given = _parts(sources, values_given(call, rank, ranks))
+        self._expected = _parts(results, contender.expected(call))
         self.sample(check_all=True)  # touches every page and opens every connection
 
     def sample(self, *, check_all: bool = False) -> float:
-        for source in self._sources:
-            source.fill(self._contender.rank + 1)
+        for part, _ in self._expected:
+            part[_checked_places(part)] = 0  # or the result of the last sample would do
+        for part, value in self._given:
+            part.fill(value)
         self._contender.barrier()
         start = time.perf_counter()
         for call in self._calls:
@@ -84,11 +93,46 @@ class Bound:
         return seconds / len(self._calls)
 
     def _check(self, check_all: bool) -> None:
-        expected = np.float32(self._contender.expected())
-        for result in self._results:
-            seen = result if check_all else result[[0, len(result) // 2, -1]]
-            if not bool((seen == expected).all()):
+        for part, expected in self._expected:
+            seen = part if check_all else part[_checked_places(part)]
+            if not bool((seen == np.float32(expected)).all()):
                 raise AssertionError(f"wrong result: expected {expected}, got {seen[:4]}")
+
+
+class Waiting:
+    """One rank comes late to a barrier; a sample is the CPU time that another used meanwhile."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender = contender
+        self._is_late = contender.rank == contender.size - 1
+
+    def sample(self) -> float:
+        self._contender.barrier()
+        if self._is_late:
+            time.sleep(LATE_SECONDS)
+            self._contender.barrier()
+            return 0.0
+        start, used = time.perf_counter(), time.process_time()
+        self._contender.barrier()
+        used = time.process_time() - used  # of all threads of this rank
+        waited = time.perf_counter() - start
+        if waited < LATE_SECONDS / 2:
+            raise AssertionError(f"a barrier ended after {waited:.3f} s, before all had come")
+        return used
+
+
+def _checked_places(part: Array) -> list[int]:
+    return [0, len(part) // 2, -1]
+
+
+def _parts(arrays: list[Array], values: list[float]) -> list[tuple[Array, float]]:
+    """Each array's equal parts, one per value, with that value."""
+    return [
+        (part, value)
+        for array in arrays
+        if values
+        for part, value in zip(array.reshape(len(values), -1), values, strict=True)
+    ]
 
 
 def _buffers(bytes: int, count: int) -> list[Array]:
@@ -116,20 +160,32 @@ def serve(contender: Contender) -> None:
 
 
 def _take_turns(contender: Contender, connection: socket.socket) -> None:
-    bound: dict[str, Bound] = {}
-    bound_size = (0, 0)
+    bound: dict[str, Bound | Waiting] = {}
+    bound_to: tuple[str, int, int] | None = None
     for line in connection.makefile("rb"):
         turn: dict[str, Any] = json.loads(line)
         if turn.get("leave"):
             return
-        size = (turn["bytes"], turn["batch"])
-        if size != bound_size:
+        work = (turn["call"], turn["bytes"], turn["batch"])
+        if work != bound_to:
             bound.clear()  # one size at a time: 256 MB for six libraries would not fit
             gc.collect()
-            bound_size = size
+            bound_to = work
         variant = turn["variant"]
         if variant not in bound:
-            bound[variant] = Bound(contender, bytes=size[0], batch=size[1], variant=variant)
+            bound[variant] = _bind(contender, turn)
         seconds = [bound[variant].sample() for _ in range(turn["samples"])]
         connection.sendall(json.dumps({"seconds": seconds}).encode() + b"\n")
     os._exit(1)  # the driver is gone: do not wait for the peers in any clean-up
+
+
+def _bind(contender: Contender, turn: dict[str, Any]) -> Bound | Waiting:
+    if turn["call"] == WAIT:
+        return Waiting(contender)
+    return Bound(
+        contender,
+        call=turn["call"],
+        bytes=turn["bytes"],
+        batch=turn["batch"],
+        variant=turn["variant"],
+    )

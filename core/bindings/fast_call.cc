@@ -6,7 +6,8 @@
 // other argument than broadcast's root) of a NumPy array or a torch tensor whose plan has been
 // bound before, and hands every other call and every error to the method or to `finish`. It reads
 // the fields of NumPy's array object itself; their layout has been the same since NumPy 1.7, and
-// `fast_call` compares it with a sample before it makes one. Tensors are asked by their methods.
+// `fast_call` compares it with a sample before it makes one. Tensors are described by DLPack's C
+// interface.
 //
 // The GIL is held for the first kHoldGil: releasing it costs little, but getting it back from
 // another thread can take milliseconds. Then it is released, for a slice at a time, so that Ctrl-C
@@ -48,6 +49,8 @@ struct ArrayFields {
 // pid.
 std::atomic<int> forks{0};
 
+struct DlExchange;
+
 struct Choice {
   uint64_t max_bytes;
   std::shared_ptr<Executor> executor;  // null until learnt
@@ -59,8 +62,8 @@ struct State {
   std::shared_ptr<Operation> spare;          // used again and again; null while a call has it
   std::vector<std::vector<Choice>> choices;  // by root; smallest first
   double timeout_s = 0;
-  std::array<PyObject*, kDtypeCount> descrs{};         // NumPy's own, which live for ever
-  std::array<PyObject*, kDtypeCount> tensor_dtypes{};  // torch's, likewise
+  std::array<PyObject*, kDtypeCount> descrs{};  // NumPy's own, which live for ever
+  const DlExchange* tensors = nullptr;          // torch's, which lives for ever
   int forks_seen = forks.load();
 };
 
@@ -100,19 +103,51 @@ Memory array_memory(const State& state, const ArrayFields& array) {
   return memory;
 }
 
-struct Names {
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
-  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* numel = PyUnicode_InternFromString("numel");
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+// DLPack's description of an array (dlpack.h), and what of its exchange interface is used here.
+struct DlTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t dimensions_count;
+  uint8_t kind;
+  uint8_t bits;
+  uint16_t lanes;
+  int64_t* dimensions;
+  int64_t* strides;  // in elements; null: contiguous
+  uint64_t byte_offset;
 };
 
-const Names& names() {
-  static const Names found;
-  return found;
+struct DlExchange {
+  uint32_t major;
+  uint32_t minor;
+  void* previous;
+  void* allocate;
+  void* from_object;
+  void* to_object;
+  int (*describe)(void* object, DlTensor* tensor);
+};
+
+int code_of(const DlTensor& tensor) {
+  constexpr int32_t kCpu = 1;
+  enum Kind : uint8_t { kSigned = 0, kUnsigned = 1, kFloat = 2, kBrainFloat = 4 };
+  if (tensor.device_type != kCpu || tensor.lanes != 1) return -1;
+  const auto is = [&](Kind kind, int bits) { return tensor.kind == kind && tensor.bits == bits; };
+  if (is(kFloat, 32)) return static_cast<int>(Dtype::kFloat32);
+  if (is(kFloat, 64)) return static_cast<int>(Dtype::kFloat64);
+  if (is(kFloat, 16)) return static_cast<int>(Dtype::kFloat16);
+  if (is(kBrainFloat, 16)) return static_cast<int>(Dtype::kBfloat16);
+  if (is(kSigned, 64)) return static_cast<int>(Dtype::kInt64);
+  if (is(kSigned, 32)) return static_cast<int>(Dtype::kInt32);
+  return -1;  // the method takes the others
+}
+
+bool contiguous(const DlTensor& tensor) {
+  int64_t expected = 1;
+  for (int i = tensor.dimensions_count - 1; i >= 0 && tensor.strides != nullptr; --i) {
+    if (tensor.dimensions[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.dimensions[i];
+  }
+  return true;
 }
 
 bool has(PyObject* tensor, PyObject* attribute, PyObject* wanted) {
@@ -127,24 +162,18 @@ bool says(PyObject* tensor, PyObject* method, PyObject* wanted) {
   return got == wanted;
 }
 
-uint64_t number(PyObject* tensor, PyObject* method) {
-  PyObject* got = PyObject_VectorcallMethod(method, &tensor, 1, nullptr);
-  const auto value = got == nullptr ? 0 : PyLong_AsUnsignedLongLong(got);
-  Py_XDECREF(got);
-  return value;
-}
-
 Memory tensor_memory(const State& state, PyObject* tensor) {
+  static PyObject* const kRequiresGrad = PyUnicode_InternFromString("requires_grad");
+  static PyObject* const kIsNegated = PyUnicode_InternFromString("is_neg");
   Memory memory;
-  const Names& name = names();
-  PyObject* dtype = PyObject_GetAttr(tensor, name.dtype);
-  Py_XDECREF(dtype);  // torch keeps it
-  const int code = dtype == nullptr ? -1 : code_of(state.tensor_dtypes, dtype);
-  if (code >= 0 && has(tensor, name.is_cpu, Py_True) && has(tensor, name.requires_grad, Py_False) &&
-      says(tensor, name.is_contiguous, Py_True) && says(tensor, name.is_neg, Py_False)) {
-    memory.count = number(tensor, name.numel);
-    memory.data = reinterpret_cast<std::byte*>(number(tensor, name.data_ptr));
-    memory.dtype = code;
+  DlTensor found{};
+  if (has(tensor, kRequiresGrad, Py_False) && says(tensor, kIsNegated, Py_False) &&
+      state.tensors->describe(tensor, &found) == 0 && contiguous(found)) {
+    memory.data = static_cast<std::byte*>(found.data) + found.byte_offset;
+    memory.count = 1;
+    for (int i = 0; i < found.dimensions_count; ++i)
+      memory.count *= static_cast<uint64_t>(found.dimensions[i]);
+    memory.dtype = code_of(found);
   }
   if (PyErr_Occurred()) {  // a sparse tensor, say: the method explains
     PyErr_Clear();
@@ -339,11 +368,15 @@ void learn(nb::handle object, std::shared_ptr<Executor> executor, uint64_t bytes
     }
 }
 
-// From now on tensors are taken over too; `dtypes` are torch's, by code.
-void learn_tensors(nb::handle object, nb::handle tensor_type, nb::list dtypes) {
+// From now on tensors are taken over too. `exchange`: the capsule by which torch shows its C
+// interface of DLPack.
+void learn_tensors(nb::handle object, nb::handle tensor_type, nb::handle exchange) {
+  constexpr const char* kName = "dlpack_exchange_api";
+  if (!PyCapsule_IsValid(exchange.ptr(), kName)) return;
+  const auto* found = static_cast<DlExchange*>(PyCapsule_GetPointer(exchange.ptr(), kName));
+  if (found->major != 1 || found->describe == nullptr) return;  // another layout
   FastCall& self = checked(object);
-  for (size_t code = 0; code < kDtypeCount; ++code)
-    if (!dtypes[code].is_none()) self.state->tensor_dtypes[code] = dtypes[code].ptr();
+  self.state->tensors = found;
   self.tensor_type = tensor_type.ptr();
 }
 
@@ -359,9 +392,9 @@ void bind_fast_call(nb::module_& module) {
              nb::arg("timeout"));
   module.def("learn", &learn, nb::arg("fast_call"), nb::arg("executor"), nb::arg("bytes"));
   module.def("learn_tensors", &learn_tensors, nb::arg("fast_call"), nb::arg("tensor_type"),
-             nb::arg("dtypes"),
+             nb::arg("exchange"),
              nb::sig("def learn_tensors(fast_call: object, tensor_type: object, "
-                     "dtypes: list[object]) -> None"));
+                     "exchange: object) -> None"));
 }
 
 }  // namespace commute::bindings

@@ -58,6 +58,6 @@ class FastCalls:
 
     def _learn_tensors(self, torch: Any) -> None:
         self._knows_tensors = True
-        dtypes: list[object] = [getattr(torch, name, None) for name in CODES]
+        exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
         for call in self.calls.values():
-            _core.learn_tensors(call, torch.Tensor, dtypes)
+            _core.learn_tensors(call, torch.Tensor, exchange)

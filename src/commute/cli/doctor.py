@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from commute._cores import quota
+from commute._cores import quota, usable_cores
 from commute._errors import CommuteError
 from commute._version import __version__
 from commute.cluster.addresses import interface_address
@@ -34,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="commute doctor",
         description="Print the environment, the links commute would use, and a self-test of about "
-        "two seconds: two ranks on this host reduce arrays and measure the link.",
+        "two seconds: two ranks on this host say what they chose and why (link, way of waiting, "
+        "kernels, algorithms) and measure it beside a memory copy.",
         allow_abbrev=False,
     )
     made.add_argument("--no-test", action="store_true", help="leave the self-test out")
@@ -122,7 +123,8 @@ def _links() -> Iterator[tuple[str, str]]:
     yield "on this host", "shared memory where the handshake finds it, else TCP over loopback"
     yield "between hosts", "TCP, from the interface by which the coordinator is reached"
     yield "interfaces", ", ".join(_addresses()) or "none"
-    yield "waiting", "spins 1 us while there is a core for each rank, gives way for 200 us, sleeps"
+    cores = usable_cores()
+    yield "waiting", f"spins 1 us with up to {cores:g} ranks here, gives way for 200 us, sleeps"
 
 
 def _addresses() -> Iterator[str]:
@@ -148,6 +150,8 @@ def _self_test() -> int:
         return 1
     for line in done.stdout.splitlines():
         print(f"  {line.removeprefix('[0] ')}")
+    for line in done.stderr.splitlines() if done.returncode == 0 else ():
+        print(f"  {line}")  # warnings of the ranks
     if done.returncode != 0:
         print(f"  failed with exit code {done.returncode}:\n{done.stderr}")
         return 1
@@ -156,4 +160,5 @@ def _self_test() -> int:
 
 def _clean(env: Mapping[str, str]) -> dict[str, str]:
     """Without the variables of a job this command may have been called from."""
-    return {name: value for name, value in env.items() if not name.startswith("COMMUTE_")}
+    kept = "COMMUTE_SHARED_MEMORY"  # a setting of the user's, which the report is about
+    return {n: value for n, value in env.items() if n == kept or not n.startswith("COMMUTE_")}

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank gives to each measured call and what must be left: the same for every library.
+
+A call of `bytes` is about one whole array of that size: what is reduced or broadcast, what an
+allgather leaves, what a reduce_scatter is given. The other side of the last two is one rank's part
+of it. Values differ between the ranks and, for a reduce_scatter, between the parts: a library that
+delivers the wrong rank's part is found out. A barrier has no array; turns.py explains "wait".
+"""
+
+WAIT = "wait"
+
+
+def bytes_given(call: str, bytes: int, ranks: int) -> int:
+    return bytes // ranks if call == "allgather" else bytes
+
+
+def bytes_left(call: str, bytes: int, ranks: int) -> int:
+    return bytes // ranks if call == "reduce_scatter" else bytes
+
+
+def values_given(call: str, rank: int, ranks: int) -> list[float]:
+    """What a rank's array holds before the call: one value per equal part of it."""
+    if call == "barrier":
+        return []
+    parts = ranks if call == "reduce_scatter" else 1
+    return [float((rank + 1) * (part + 1)) for part in range(parts)]
+
+
+def values_left(call: str, rank: int, ranks: int) -> list[float]:
+    """What its result must hold after the call: one value per equal part of it."""
+    total = ranks * (ranks + 1) / 2
+    return {
+        "allreduce": [total],
+        "broadcast": [1.0],
+        "allgather": [float(other + 1) for other in range(ranks)],
+        "reduce_scatter": [total * (rank + 1)],
+        "barrier": [],
+    }[call]
