@@ -119,14 +119,12 @@ bool Executor::perform(Lane& lane, const Instruction& step) {
     case Op::kRecvReduceSend:
       return receive_reduce_send(lane, step);
     case Op::kCopy:
-    case Op::kPut: {
-      if (step.op == Op::kPut && !slot_free(lane)) return false;
-      const int owner = step.src_space == Space::kOutbox ? step.peer : plan_.rank;
-      const Run from = run_of(step.src_space, step.src, step.count, lane.tile, owner);
-      const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
-      if (from.bytes > 0) std::memmove(to.at, from.at, std::min(from.bytes, to.bytes));
+      copy(lane, step);
       return true;
-    }
+    case Op::kPut:
+      if (!slot_free(lane)) return false;
+      put(lane, step);
+      return true;
     case Op::kReduceMany:
       reduce_many(lane, step);
       return true;

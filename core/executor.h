@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "chunk.h"
+#include "copy.h"
 #include "kernels.h"
 #include "operation.h"
 #include "outbox.h"
@@ -45,6 +46,10 @@ constexpr const char* kSameCalls = "; all ranks must make the same calls in the 
 inline std::string named(int rank) {
   return "rank " + std::to_string(rank);
 }
+
+// Results from this size on are stored past the caches where a plan allows it: they would not stay
+// in the L2 cache anyway.
+constexpr size_t kStreamedBytes = 4 << 20;
 
 // Received bytes are reduced in pieces of this size, which stay in the L2 cache.
 constexpr size_t kPieceBytes = 128 * 1024;
@@ -119,6 +124,9 @@ class Executor {
   bool receive(Lane& lane, const Instruction& step);
   bool receive_reduce(Lane& lane, const Instruction& step);
   bool receive_reduce_send(Lane& lane, const Instruction& step);
+  void copy(const Lane& lane, const Instruction& step);
+  void put(const Lane& lane, const Instruction& step);
+  bool streams(const Instruction& step) const;
   void reduce_many(const Lane& lane, const Instruction& step);
   bool signal_seen(const Lane& lane, const Instruction& step) const;
   void begin_use();

@@ -73,6 +73,42 @@ bool Executor::slot_free(const Lane& lane) const {
 
 // --- steps of plans ---
 
+void Executor::copy(const Lane& lane, const Instruction& step) {
+  const int owner = step.src_space == Space::kOutbox ? step.peer : plan_.rank;
+  const Run from = run_of(step.src_space, step.src, step.count, lane.tile, owner);
+  const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
+  const size_t bytes = std::min(from.bytes, to.bytes);
+  if (bytes == 0) return;
+  if (!streams(step)) {
+    std::memmove(to.at, from.at, bytes);
+    return;
+  }
+  copy_past_caches(to.at, nullptr, from.at, bytes);
+  end_of_streaming();
+}
+
+void Executor::put(const Lane& lane, const Instruction& step) {
+  const Run from = run_of(step.src_space, step.src, step.count, lane.tile, plan_.rank);
+  const Run to = run_of(Space::kOutbox, step.dst, step.count, lane.tile, plan_.rank);
+  if (from.bytes == 0) return;
+  const bool keeps = step.flags & kFlagKeep;
+  std::byte* const kept =
+      keeps ? run_of(Space::kOut, step.arg, step.count, lane.tile, plan_.rank).at : nullptr;
+  if (keeps && streams(step)) {
+    copy_past_caches(kept, to.at, from.at, from.bytes);
+    end_of_streaming();
+    return;
+  }
+  std::memcpy(to.at, from.at, from.bytes);
+  if (keeps) std::memcpy(kept, from.at, from.bytes);
+}
+
+bool Executor::streams(const Instruction& step) const {
+  const size_t blocks = plan_.blocks[static_cast<int>(Space::kOut)];
+  return (step.flags & kFlagStreaming) &&
+         blocks * operation_->call.count * item_bytes_ >= kStreamedBytes;
+}
+
 void Executor::reduce_many(const Lane& lane, const Instruction& step) {
   const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
   size_t targets = 0;

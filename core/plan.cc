@@ -81,8 +81,9 @@ class Checker {
       require(instruction_.src_space != Space::kOutbox, "reads its own outbox");
     if (op == Op::kPut)
       require(instruction_.dst_space == Space::kOutbox, "does not write its outbox");
-    if (op != Op::kReduceMany) return;
-    run_inside(Space::kOutbox, instruction_.arg, "does not read outboxes");
+    const bool keeps = op == Op::kPut && (instruction_.flags & kFlagKeep);
+    if (op != Op::kReduceMany && !keeps) return;
+    run_inside(keeps ? Space::kOut : Space::kOutbox, instruction_.arg, "has no third operand");
     same_chunk(instruction_.arg);
   }
 

@@ -23,7 +23,7 @@ namespace commute {
 
 class SharedLink final : public Link {
  public:
-  static constexpr size_t kRingBytes = 1 << 20;
+  static constexpr size_t kRingBytes = 256 << 10;
   // Published, and freed, in such pieces, so that both ends of a large message work at once.
   static constexpr size_t kPieceBytes = 64 << 10;
   static size_t segment_bytes();

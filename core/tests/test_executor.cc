@@ -350,6 +350,39 @@ TEST(a_copy_reads_the_outbox_of_a_peer) {
   });
 }
 
+// Allgather by put and keep; from kStreamedBytes on what is kept and read goes past the caches.
+TEST(a_put_keeps_a_copy) {
+  Ranks ranks(2, kLinkKinds[1]);
+  ranks.run([&](int rank, Engine& engine) {
+    const int peer = 1 - rank;
+    Instruction put = move(Op::kPut, Space::kIn, 0, Space::kOutbox, 0);
+    put.flags = kFlagKeep | kFlagStreaming;
+    put.arg = uint32_t(rank);
+    Instruction copy = move(Op::kCopy, Space::kOutbox, 0, Space::kOut, uint32_t(peer));
+    copy.peer = peer;
+    copy.flags = kFlagStreaming;
+    const std::vector<Instruction> lane = {wait_for(peer, 1, 2, 1), put,  signal(0),
+                                           wait_for(peer, 0, 0, 1), copy, signal(1)};
+    Plan plan = plan_of(rank, 2, {Collective::kAllgather, 1, 1, 2, 0, 1}, {lane});
+    for (const int each : {0, 1})
+      plan.signals_per_tile[size_t(each) * kSignals] =
+          plan.signals_per_tile[size_t(each) * kSignals + 1] = 1;
+    const auto executor = engine.bind(std::move(plan), 4096);
+    std::vector<size_t> lengths(std::begin(kLengths), std::end(kLengths));
+    lengths.push_back(kStreamedBytes / sizeof(Array::value_type) + 5);
+    for (const size_t count : lengths) {
+      const Array mine = input(rank, count);
+      Array all(2 * count + 1);
+      // One element later than an allocation begins: not on a cache line.
+      CHECK(finish(engine, submit(engine, executor, mine.data(), all.data() + 1, count)));
+      for (const int each : {0, 1})
+        CHECK(std::equal(all.begin() + 1 + long(size_t(each) * count),
+                         all.begin() + 1 + long(size_t(each + 1) * count),
+                         input(each, count).begin()));
+    }
+  });
+}
+
 // --- what binding refuses ---
 
 std::string why_refused(Plan plan) {

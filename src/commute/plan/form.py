@@ -23,6 +23,7 @@ from .instructions import (
     NO_LANE,
     NO_PEER,
     Collective,
+    Flag,
     Op,
     Program,
     Space,
@@ -156,7 +157,7 @@ def _check_fields(t: Table) -> None:
     messages = _SENDS[op] | _RECEIVES[op]
     with_peer = messages | (op == Op.WAIT) | copies_outbox
     passes_on = _SENDS[op] & _RECEIVES[op]
-    many = op == Op.REDUCE_MANY
+    third = _third(t)
     counting = (op == Op.SIGNAL) | (op == Op.WAIT)
     has_src, has_dst = t["src_space"] != Space.NONE, t["dst_space"] != Space.NONE
 
@@ -167,7 +168,7 @@ def _check_fields(t: Table) -> None:
     t.refuse(~passes_on & (t["peer2"] != NO_PEER), "second peer {peer2} has no use here")
     t.refuse(~has_src & (op != Op.WAIT) & (t["src"] != 0), "source {src} has no use here")
     t.refuse(~has_dst & (t["dst"] != 0), "destination {dst} has no use here")
-    t.refuse(~many & ~counting & (t["arg"] != 0), "argument {arg} has no use here")
+    t.refuse(~third & ~counting & (t["arg"] != 0), "argument {arg} has no use here")
     t.refuse(counting & (t["count"] != 0), "count {count} has no use here")
     t.refuse(~counting & (t["count"] == 0), "a run has at least one chunk")
     t.refuse((op == Op.SIGNAL) & (t["arg"] >= COUNTERS), "there is no counter {arg}")
@@ -180,6 +181,12 @@ def _check_fields(t: Table) -> None:
     t.refuse(bad, f"second peer {{peer2}} is not a rank from 0 to {ranks - 1}")
     itself = (messages & (t["peer"] == t.rank)) | (t["peer2"] == t.rank)
     t.refuse(itself, "a rank exchanges nothing with itself")
+
+
+def _third(t: Table) -> Bools:
+    """Who has a third operand, in `arg`: a reduce_many what it adds, a put what it keeps."""
+    keeps = (t["op"] == Op.PUT) & (t["flags"] & Flag.KEEP != 0)
+    return np.asarray((t["op"] == Op.REDUCE_MANY) | keeps)
 
 
 def _check_lanes(t: Table) -> None:
@@ -207,11 +214,12 @@ def _check_operands(t: Table) -> None:
     plan = t.plan
     chunks_of = np.zeros(256, dtype=np.int64)
     chunks_of[:SPACES] = np.array(plan.blocks) * plan.chunks
-    many = t["op"] == Op.REDUCE_MANY
+    third = _third(t)
+    beyond = np.where(t["op"] == Op.PUT, chunks_of[Space.OUT], chunks_of[Space.OUTBOX])
     sides = (
         ("src", t["src_space"] != Space.NONE, chunks_of[t["src_space"]]),
         ("dst", t["dst_space"] != Space.NONE, chunks_of[t["dst_space"]]),
-        ("arg", many, chunks_of[np.full(len(t), int(Space.OUTBOX))]),
+        ("arg", third, beyond),
     )
     for name, used, size in sides:
         last = t[name] + t["count"] - 1
@@ -223,7 +231,7 @@ def _check_operands(t: Table) -> None:
     moved = t["src"] % plan.chunks != t["dst"] % plan.chunks
     t.refuse(both & moved, "source and destination are different chunks of a block")
     moved = t["arg"] % plan.chunks != t["dst"] % plan.chunks
-    t.refuse(many & moved, "adds up different chunks of a block")
+    t.refuse(third & moved, "joins different chunks of a block")
     same = (t["src_space"] == t["dst_space"]) & (t["src"] == t["dst"])
     t.refuse((t["op"] == Op.COPY) & same, "copies a chunk onto itself")
 
@@ -231,6 +239,7 @@ def _check_operands(t: Table) -> None:
         at_root = t.rank == plan.root
         missing = np.where(at_root, int(Space.IN), int(Space.OUT))
         bad = (t["src_space"] == missing) | (t["dst_space"] == missing)
+        bad |= third & (t["op"] == Op.PUT) & ~at_root  # keeps something in OUT
         t.refuse(bad, "reduce has OUT on the root only, and IN on all others only")
 
 

@@ -20,10 +20,12 @@ step `dep_step` of lane `dep_lane` has ended in the same tile.
     recv_reduce       dst = src (+) message from peer; src and dst may be the same chunks
     recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
     copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
+                      STREAMING: large arrays are stored past the caches
     reduce_many       dst = x0 (+) x1 (+) ..., always in rank order: of this rank its src, of each
                       other rank its outbox at chunk `arg`
                       BACK: stores also where it has read, into the outboxes of all other ranks
     put               own outbox at dst = src
+                      KEEP: also OUT at chunk `arg` = src; STREAMING is about that
     signal            own counter `arg` += 1, seen by all ranks that share memory
     wait              until peer's counter (arg & 0xffff) has reached, with lag = arg >> 16,
                       (tile - lag) * (signals of that counter per tile) + src;
@@ -98,6 +100,8 @@ class Space(IntEnum):
 
 class Flag(IntFlag):
     BACK = 1
+    KEEP = 2
+    STREAMING = 4
 
 
 class Collective(IntEnum):
@@ -147,9 +151,9 @@ FORMS: dict[Op, Form] = {
     Op.RECV: Form(dst=_WRITABLE, receives=True),
     Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True),
     Op.RECV_REDUCE_SEND: Form(src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True),
-    Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE),
+    Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE, flags=int(Flag.STREAMING)),
     Op.REDUCE_MANY: Form(src=_PRIVATE, dst=_WRITABLE, flags=int(Flag.BACK)),
-    Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,)),
+    Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,), flags=int(Flag.KEEP | Flag.STREAMING)),
     Op.SIGNAL: Form(),
     Op.WAIT: Form(),
 }
@@ -184,7 +188,8 @@ def describe(instruction: Any) -> str:
         back = ", and back" if int(instruction["flags"]) & Flag.BACK else ""
         return f"reduce_many {dst} = {src} + {theirs} of all others{back}"
     if op is Op.PUT:
-        return f"put {dst} = {src}"
+        keep = f" and OUT[{arg}]" if int(instruction["flags"]) & Flag.KEEP else ""
+        return f"put {dst}{keep} = {src}"
     if op is Op.SIGNAL:
         return f"signal {arg}"
     lag = f", {arg >> 16} tiles ago" if arg >> 16 else ""

@@ -151,6 +151,10 @@ class _Run:
         self.src = np.where(has_src, places(t, owner, src_space, t["src"][i] + offset), nowhere)
         dst = places(t, t.rank[i], dst_space, t["dst"][i] + offset)
         self.dst = np.where(has_dst, dst, UNDEFINED)
+        keeps = t.is_op(Op.PUT)[i] & (t["flags"][i] & Flag.KEEP != 0)
+        out = np.full(len(i), int(Space.OUT))
+        kept = places(t, t.rank[i], out, np.where(keeps, t["arg"][i] + offset, 0))
+        self.keep = np.where(keeps, kept, UNDEFINED)
         self.back = many & (t["flags"][i] & Flag.BACK != 0)
         self._number_messages()
 
@@ -181,7 +185,11 @@ class _Run:
             if self.many[here].any():
                 many = self.many[here]
                 result[np.flatnonzero(many)] = self._sum_of_all(here[many])
-            for store, target in ((self.values, self.dst), (self.messages, self.outgoing)):
+            for store, target in (
+                (self.values, self.dst),
+                (self.values, self.keep),
+                (self.messages, self.outgoing),
+            ):
                 chosen = np.flatnonzero(target[here] >= 0)
                 store[target[here[chosen]]] = result[chosen]
             self._store_back(here[self.back[here]], result[np.flatnonzero(self.back[here])])

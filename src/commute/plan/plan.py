@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .instructions import INSTRUCTION, NO_LANE, Collective, Op, Program, Space
+from .instructions import INSTRUCTION, NO_LANE, Collective, Flag, Op, Program, Space
 
 
 class PlanError(ValueError):
@@ -113,7 +113,8 @@ def _lowered(program: Program, chunks: int, waves: int) -> Program:
 
     move("src", lowered["src_space"] != Space.NONE)
     move("dst", lowered["dst_space"] != Space.NONE)
-    move("arg", lowered["op"] == Op.REDUCE_MANY)
+    keeps = (lowered["op"] == Op.PUT) & (lowered["flags"] & Flag.KEEP != 0)
+    move("arg", keeps | (lowered["op"] == Op.REDUCE_MANY))
     # Every signal is given once per wave too, and a wave waits for its own.
     waits = (lowered["op"] == Op.WAIT) & (lowered["src"] > 0)
     signals = (lowered["src"].astype(np.int64) - 1) * waves + wave + 1

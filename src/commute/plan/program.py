@@ -112,9 +112,21 @@ class Lane:
     def copy(self, chunk: Run, *, into: Run, after: Step | None = None) -> Step:
         return self._add(Op.COPY, after, src=chunk, dst=into)
 
-    def read(self, chunk: Run, *, of: int, into: Run, after: Step | None = None) -> Step:
-        """Copies a chunk of the outbox of rank `of`."""
-        return self._add(Op.COPY, after, peer=of, src=chunk, dst=into)
+    def read(
+        self,
+        chunk: Run,
+        *,
+        of: int,
+        into: Run,
+        streaming: bool = False,
+        after: Step | None = None,
+    ) -> Step:
+        """Copies a chunk of the outbox of rank `of`.
+
+        `streaming`: past the caches if the array is large, for chunks that were not read before.
+        """
+        flags = Flag.STREAMING if streaming else 0
+        return self._add(Op.COPY, after, peer=of, src=chunk, dst=into, flags=flags)
 
     def reduce_many(
         self, chunk: Run, theirs: Run, *, into: Run, back: bool = False, after: Step | None = None
@@ -127,8 +139,14 @@ class Lane:
         op, arg = Op.REDUCE_MANY, theirs.first
         return self._add(op, after, src=chunk, dst=into, flags=flags, arg=arg)
 
-    def put(self, chunk: Run, *, into: Run, after: Step | None = None) -> Step:
-        return self._add(Op.PUT, after, src=chunk, dst=into)
+    def put(
+        self, chunk: Run, *, into: Run, keep: Run | None = None, after: Step | None = None
+    ) -> Step:
+        """Puts a chunk into the outbox, and in the same pass into `keep`, past the caches."""
+        if keep is None:
+            return self._add(Op.PUT, after, src=chunk, dst=into)
+        flags = Flag.KEEP | Flag.STREAMING
+        return self._add(Op.PUT, after, src=chunk, dst=into, flags=flags, arg=keep.first)
 
     def signal(self, counter: int, *, after: Step | None = None) -> Step:
         return self._add(Op.SIGNAL, after, arg=counter)

@@ -56,6 +56,8 @@ def accesses(table: Table) -> Columns:
 
     add(np.flatnonzero(reads), owner, table["src_space"], table["src"], 0)
     add(np.flatnonzero(writes), table.rank, table["dst_space"], table["dst"], 1)
+    keeps = (table["op"] == Op.PUT) & (table["flags"] & Flag.KEEP != 0)
+    add(np.flatnonzero(keeps), table.rank, np.full(len(table), int(Space.OUT)), table["arg"], 1)
     outbox = np.full(len(table), int(Space.OUTBOX))
     if many.any():
         for rank in range(ranks):

@@ -194,6 +194,8 @@ class Machine:
         if (row["op"] == Op.PUT) != (row["dst_space"] == Space.OUTBOX):
             raise Harm("only put writes outboxes")
         cells = self._cells(lane.rank, row["dst_space"], row["dst"], row["count"], lane.tile)
+        if row["op"] == Op.PUT and row["flags"] & 2:
+            cells += self._cells(lane.rank, Space.OUT, row["arg"], row["count"], lane.tile)
         if row["op"] == Op.REDUCE_MANY and row["flags"] & 1:
             for rank in self._others(lane):
                 cells += self._cells(rank, Space.OUTBOX, row["arg"], row["count"], lane.tile)
@@ -409,7 +411,7 @@ def change_field(plan: Plan, program: Any, index: int, kind: str, rng: random.Ra
     elif kind == "lane":
         row["lane"] = (int(row["lane"]) + near) % 4
     elif kind == "flags":
-        row["flags"] = rng.randrange(4)
+        row["flags"] = rng.randrange(8)
     elif kind == "arg":
         row["arg"] = rng.choice([int(row["arg"]) ^ 1, rng.randrange(4), rng.randrange(4) << 16 | 1])
     else:

@@ -360,7 +360,7 @@ def test_storing_back_where_others_read() -> None:
     many, last = steps.index("REDUCE_MANY"), len(steps) - 1
 
     assert verify(plan).rank_order
-    with pytest.raises(PlanError, match="adds up different chunks of a block"):
+    with pytest.raises(PlanError, match="joins different chunks of a block"):
         verify(changed(plan, 0, many, arg=1))
     with pytest.raises(PlanError, match=r"race: .* touch the same chunk"):
         verify(without(plan, 0, last - 1))  # reads before the owner says that it has reduced

@@ -4,6 +4,10 @@
 Whoever has something puts it into its outbox and says so (READY); whoever wants it reads it there
 and says that it is done (DONE). A slot is refilled when all who read it are done with the tile
 that used it last, SLOTS tiles ago.
+
+Arrays that are only written, those of broadcast and allgather, are stored past the caches when they
+are large: 16 MB gathered between 2 ranks took 1.41 ms instead of 1.72, between 4 ranks on 2 cores
+2.5 ms instead of 3.2. (Arrays that a plan has read are in the cache already: there it only costs.)
 """
 
 from collections.abc import Callable
@@ -51,11 +55,10 @@ def shared_allgather(ranks: int) -> Plan:
 
     def each_rank(me: Rank) -> None:
         lane = me.lane()
-        put_when_free(lane, me.others, IN[0], OUTBOX[0])
-        lane.copy(IN[0], into=OUT[me.rank])
+        put_when_free(lane, me.others, IN[0], OUTBOX[0], keep=OUT[me.rank])
         for peer in me.others[me.rank :] + me.others[: me.rank]:
             lane.wait(READY, of=peer)
-            lane.read(OUTBOX[0], of=peer, into=OUT[peer])
+            lane.read(OUTBOX[0], of=peer, into=OUT[peer], streaming=True)
         lane.signal(DONE)
 
     return _write(Collective.ALLGATHER, ranks, each_rank, outbox=1)
@@ -91,11 +94,13 @@ def shared_barrier(ranks: int) -> Plan:
     return _write(Collective.BARRIER, ranks, each_rank, outbox=1)
 
 
-def put_when_free(lane: Lane, readers: list[int], source: Run, into: Run) -> None:
+def put_when_free(
+    lane: Lane, readers: list[int], source: Run, into: Run, keep: Run | None = None
+) -> None:
     """Refill the outbox once its readers are done with what was in this slot before."""
     for reader in readers:
         lane.wait(DONE, of=reader, lag=SLOTS)
-    lane.put(source, into=into)
+    lane.put(source, into=into, keep=keep)
     lane.signal(READY)
 
 
