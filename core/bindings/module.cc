@@ -4,6 +4,8 @@
 #include "bindings.h"
 
 NB_MODULE(_core, module) {
+  // At the end of a process threads that still run may hold objects: nothing a user can act on.
+  nanobind::set_leak_warnings(false);
   using namespace commute::bindings;
   bind_plan(module);
   bind_engine(module);
