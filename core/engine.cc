@@ -371,6 +371,7 @@ void Engine::give_way(Clock::time_point now) {
   const bool in_memory = running_ && running_->executor->plan().uses_outbox();
   const bool look = (!in_memory && has_sockets_.load(std::memory_order_relaxed)) ||
                     ++yields_ % kYieldsPerLook == 0;
+  if (look && links_.outboxes) spread_.look(*links_.outboxes, now);
   if (look && poller_->sleep(0)) return;
   sched_yield();
   if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;

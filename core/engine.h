@@ -29,6 +29,7 @@
 #include "pair.h"
 #include "poller.h"
 #include "recorder.h"
+#include "spread.h"
 
 namespace commute {
 
@@ -155,6 +156,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Clock::time_point idle_since_ = Clock::time_point::max();  // max: something moved just now
   bool may_spin_ = false;
   uint32_t yields_ = 0;
+  Spread spread_;
   uint32_t crowded_ = 0;  // rests left to take asleep, because somebody else computes on our cores
 
   mutable std::mutex mutex_;  // guards everything below

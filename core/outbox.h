@@ -3,8 +3,8 @@
 // other. Between the processes of a host, and in tests between the threads of one process.
 //
 //   segment = head | slot 0 | slot 1
-//   head    = identity | doorbell flag | signals[kSignals] | line 0 | line 1    apart from each
-//   other line    = operation | history | call | payload
+//   head    = identity | doorbell flag | core | signals[kSignals] | line 0 | line 1    apart from
+//   each other line    = operation | history | call | payload
 //
 // A rank writes its own segment. Others write into it only what a plan stores back where it has
 // read, in an order that the verifier has proved, and the doorbell's flag, which the ringer clears.
@@ -51,7 +51,20 @@ class Outboxes {
   bool attached(int peer) const { return segments_[size_t(peer)] != nullptr; }
   Doorbell doorbell(int peer);
 
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
   size_t slot_bytes() const { return slot_bytes_; }
+
+  // The core on which a rank last ran, as far as it has said; -1 for unknown.
+  void runs_on(int core) {
+    auto& said = head(rank_).core;
+    if (said.load(std::memory_order_relaxed) != core + 1)
+      said.store(core + 1, std::memory_order_relaxed);
+  }
+  int core_of(int rank) const {
+    return attached(rank) ? head(rank).core.load(std::memory_order_relaxed) - 1 : -1;
+  }
+
   std::byte* slot(int rank, uint64_t tile) {
     return segments_[size_t(rank)]->data() + kHeadBytes + (tile % kOutboxSlots) * slot_bytes_;
   }
@@ -94,6 +107,7 @@ class Outboxes {
     uint32_t ranks;
     uint64_t slot_bytes;
     alignas(64) std::atomic<uint32_t> sleeping;
+    alignas(64) std::atomic<int32_t> core;  // plus one; 0: not said
     Counter signals[kSignals];
     Line lines[2];
   };

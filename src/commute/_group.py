@@ -315,7 +315,7 @@ class Group:
             self._runner,
             {collective: getattr(self, collective.label) for collective in TAKEN_OVER},
             roots=self.size,
-            sizes=[plans.line_bytes(self.size), (1 << 63) - 1],
+            sizes=[plans.LINE_BYTES, (1 << 63) - 1],
             timeout=self.timeout,
         )
         for collective, call in self._fast.calls.items():

@@ -12,7 +12,7 @@ they are first asked for: a group needs neither until it binds a plan.
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import algorithms, build
-from .choose import candidates, choose, in_rank_order, line_bytes, tile_bytes
+from .choose import LINE_BYTES, candidates, choose, in_rank_order, tile_bytes
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, pipelined
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INSTRUCTION",
+    "LINE_BYTES",
     "SLOTS",
     "Collective",
     "Flag",
@@ -37,7 +38,6 @@ __all__ = [
     "candidates",
     "choose",
     "in_rank_order",
-    "line_bytes",
     "pipelined",
     "prove",
     "show",

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spread.h"
+
+#include <map>
+
+namespace commute {
+
+int better_core(const std::vector<int>& cores, int rank, const cpu_set_t& allowed) {
+  const int mine = cores[size_t(rank)];
+  std::map<int, int> crowd;  // ranks on each core
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &allowed)) crowd[core] = 0;
+  int last_here = -1;
+  for (size_t other = 0; other < cores.size(); ++other) {
+    if (cores[other] >= 0) ++crowd[cores[other]];
+    if (cores[other] == mine) last_here = int(other);
+  }
+  if (last_here != rank) return -1;  // so that only one of a core moves
+  int best = -1;
+  for (const auto& [core, ranks] : crowd)
+    if (CPU_ISSET(core, &allowed) && ranks + 2 <= crowd[mine] && (best < 0 || ranks < crowd[best]))
+      best = core;
+  return best;
+}
+
+void Spread::look(Outboxes& outboxes, Clock::time_point now) {
+  const int mine = ::sched_getcpu();
+  outboxes.runs_on(mine);
+  if (mine < 0 || now < not_before_) return;
+  std::vector<int> cores;
+  for (int rank = 0; rank < outboxes.ranks(); ++rank) cores.push_back(outboxes.core_of(rank));
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  not_before_ = now + kRest;
+  const int core = better_core(cores, outboxes.rank(), allowed);
+  if (core < 0) return;
+  cpu_set_t there;
+  CPU_ZERO(&there);
+  CPU_SET(core, &there);
+  if (::sched_setaffinity(0, sizeof there, &there) != 0) return;
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+  outboxes.runs_on(core);
+}
+
+}  // namespace commute
