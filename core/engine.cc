@@ -72,10 +72,6 @@ void Engine::add_pair_link(int peer, std::unique_ptr<Link> link) {
   pairs_[size_t(peer)].store(owned_pairs_.back().get(), std::memory_order_release);
 }
 
-bool Engine::has_link(int peer) const {
-  return links_.streams[size_t(peer)].load(std::memory_order_acquire) != nullptr;
-}
-
 bool Engine::has_pair_link(int peer) const {
   return pairs_[size_t(peer)].load(std::memory_order_acquire) != nullptr;
 }
@@ -87,7 +83,13 @@ Outboxes& Engine::share_memory(size_t slot_bytes) {
 }
 
 void Engine::attach_outbox(int peer, int segment_fd, int event_fd) {
-  auto segment = std::make_shared<Segment>(Segment::map(segment_fd, kCacheLineBytes));
+  std::shared_ptr<Segment> segment;
+  try {
+    segment = std::make_shared<Segment>(Segment::map(segment_fd, kCacheLineBytes));
+  } catch (...) {
+    ::close(event_fd);
+    throw;
+  }
   links_.outboxes->attach(peer, std::move(segment), event_fd);
 }
 
@@ -371,7 +373,7 @@ void Engine::give_way(Clock::time_point now) {
   const bool in_memory = running_ && running_->executor->plan().uses_outbox();
   const bool look = (!in_memory && has_sockets_.load(std::memory_order_relaxed)) ||
                     ++yields_ % kYieldsPerLook == 0;
-  if (look && links_.outboxes) spread_.look(*links_.outboxes, now);
+  if (look && in_memory) spread_.look(*links_.outboxes, now);
   if (look && poller_->sleep(0)) return;
   sched_yield();
   if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;

@@ -57,7 +57,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Links are added once per peer, at first use.
   void add_link(int peer, std::unique_ptr<Link> link);
   void add_pair_link(int peer, std::unique_ptr<Link> link);
-  bool has_link(int peer) const;
   bool has_pair_link(int peer) const;
   // Makes this rank's outbox; peers attach it, and this rank theirs, before a plan uses outboxes.
   Outboxes& share_memory(size_t slot_bytes);
@@ -68,8 +67,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Doorbell doorbell(int peer) { return links_.outboxes->doorbell(peer); }
 
   std::shared_ptr<Executor> bind(Plan plan, size_t tile_bytes);
-  // Counts operations from 1 again, in a new epoch, and lets go of the links to ranks that turned
-  // out to be near; all ranks call this between the same operations.
+  // Counts operations from 1 again, in a new epoch, and uses the links to ranks that turned out to
+  // be near no more (they are closed with the others: a peer may still be reading from one). All
+  // ranks call this between the same operations.
   void begin_anew(uint32_t epoch, const std::vector<int>& near);
 
   // Queues the operation; `background` lets the progress thread run it. Raises Error when the group

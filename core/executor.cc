@@ -14,13 +14,20 @@ bool in_place(const Plan& plan) {
   return plan.collective == Collective::kReduce && plan.rank == plan.root;
 }
 
+bool is_kernel(const Plan& plan) {
+  const Collective what = plan.collective;
+  return plan.algorithm == "line" && plan.uses_outbox() &&
+         (what == Collective::kAllreduce || what == Collective::kBroadcast ||
+          what == Collective::kBarrier);
+}
+
 }  // namespace
 
 Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
     : plan_(std::move(plan)),
       tile_bytes_(std::max(tile_bytes / kCacheLineBytes, size_t{1}) * kCacheLineBytes),
       links_(links),
-      line_(plan_.algorithm == "line" && plan_.uses_outbox()) {
+      line_(is_kernel(plan_)) {
   for (size_t index = 0; index < plan_.lane_ends.size(); ++index) {
     Lane lane;
     lane.steps = plan_.lane(index);

@@ -31,13 +31,15 @@ Outboxes::~Outboxes() {
 }
 
 void Outboxes::attach(int peer, std::shared_ptr<Segment> segment, int event_fd) {
-  event_fds_[size_t(peer)] = event_fd;
   const Head& theirs = *reinterpret_cast<const Head*>(segment->data());
   if (segment->bytes() < kHeadBytes + kOutboxSlots * slot_bytes_ || theirs.magic != kMagic ||
       theirs.rank != static_cast<uint32_t>(peer) || theirs.ranks != static_cast<uint32_t>(ranks_) ||
-      theirs.slot_bytes != slot_bytes_)
+      theirs.slot_bytes != slot_bytes_) {
+    ::close(event_fd);
     throw std::runtime_error("rank " + std::to_string(peer) +
                              " passed memory that is not its outbox");
+  }
+  event_fds_[size_t(peer)] = event_fd;
   segments_[size_t(peer)] = std::move(segment);
 }
 

@@ -4,6 +4,7 @@
 // which may block.
 #include "engine.h"
 
+#include <fcntl.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -30,12 +31,6 @@ nb::object failure_tuple(const Failure& failure) {
                         failure.text);
 }
 
-Clock::time_point in_seconds(double seconds) {
-  if (seconds > 1e9) return Clock::time_point::max();
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in, uintptr_t out,
                                          double timeout) {
   auto operation = std::make_shared<Operation>();
@@ -44,7 +39,7 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
   operation->in = reinterpret_cast<const std::byte*>(in);
   operation->out = reinterpret_cast<std::byte*>(out);
   operation->timeout_s = timeout;
-  operation->deadline = in_seconds(timeout);
+  operation->deadline = after(Clock::now(), timeout);
   return operation;
 }
 
@@ -156,7 +151,9 @@ void bind_operation(nb::module_& module) {
 
 // The memory of a link, as a descriptor to be passed on.
 int link_segment() {
-  return ::dup(Segment::create(SharedLink::segment_bytes()).fd());
+  const int fd = ::fcntl(Segment::create(SharedLink::segment_bytes()).fd(), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
+  return fd;
 }
 
 // Takes ownership of both descriptors. `first`: whether this side made the segment.
@@ -202,9 +199,7 @@ void bind_links(nb::class_<Engine>& engine) {
             self.attach_outbox(peer, segment_fd, event_fd);
           },
           nb::arg("peer"), nb::arg("segment_fd"), nb::arg("event_fd"))
-      .def_prop_ro("event_fd", [](const Engine& self) { return self.poller()->event_fd(); })
-      .def("has_link", &Engine::has_link, nb::arg("peer"))
-      .def("has_pair_link", &Engine::has_pair_link, nb::arg("peer"));
+      .def_prop_ro("event_fd", [](const Engine& self) { return self.poller()->event_fd(); });
 }
 
 void bind_calls(nb::class_<Engine>& engine) {
@@ -217,7 +212,7 @@ void bind_calls(nb::class_<Engine>& engine) {
       .def(
           "wait",
           [](Engine& self, const std::shared_ptr<Operation>& operation, double seconds) {
-            return self.wait(operation, in_seconds(seconds));
+            return self.wait(operation, after(Clock::now(), seconds));
           },
           nb::arg("operation"), nb::arg("seconds"), Release())
       .def("withdraw", &Engine::withdraw, nb::arg("receive"), Release())

@@ -214,8 +214,7 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
   operation.state.store(Operation::State::kQueued, std::memory_order_relaxed);
   const auto now = Clock::now();
   operation.timeout_s = state.timeout_s;
-  operation.deadline = now + std::chrono::duration_cast<Clock::duration>(
-                                 std::chrono::duration<double>(state.timeout_s));
+  operation.deadline = after(now, state.timeout_s);
   try {
     if (!state.engine->run(mine, now, now + kHoldGil)) {
       const nb::gil_scoped_release released;

@@ -80,7 +80,7 @@ class Group:
         self.local_rank = local_rank
         self.local_size = local_size
         self.host = host
-        self.timeout = timeout
+        self._timeout = timeout
         self._runner = runner
         self._wiring = wiring
         self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
@@ -90,6 +90,10 @@ class Group:
     def __repr__(self) -> str:
         state = ", closed" if self._runner.closed else ""
         return f"<Group rank {self.rank} of {self.size} on {self.host}{state}>"
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
 
     # ---- collectives ----
 
@@ -308,6 +312,10 @@ class Group:
 
         return rows(self._runner.engine.records())
 
+    def _forget_plans(self) -> None:
+        """Bind every plan anew at its next use; all ranks call this between the same operations."""
+        self._bound.clear()
+
     def _share_memory(self) -> None:
         """All ranks read each other's outboxes from now on; all of them call this."""
         self._wiring.place = "memory"
@@ -467,8 +475,9 @@ class Group:
         found = self._bound.get(key)
         if found is None:
             found = self._bind(key, limit)
-        if self._fast is not None and algorithm is None and not deterministic:
-            self._fast.learn(call.collective, found, call.source.nbytes)
+        fast = self._fast  # another thread may be closing the group
+        if fast is not None and algorithm is None and not deterministic:
+            fast.learn(call.collective, found, call.source.nbytes)
         return found
 
     def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:

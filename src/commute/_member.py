@@ -76,7 +76,7 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         records=(settings.records, name.replace("/", "_")),
     )
     place = "loopback" if _on_one_host(membership) else "tcp"
-    wiring = HostWiring(engine, health, connector, place)
+    wiring = MemberWiring(engine, health, connector, place)
     group = Group(
         runner,
         wiring,
@@ -94,6 +94,7 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
             group._share_memory()
         if group.rank == 0 and near.apart:
             _log.warning("%s", _no_memory_between(near.apart))
+        group._forget_plans()  # the meeting's were bound to links that are let go now
         engine.begin_anew(meeting + 1, sorted(wiring.near))
     except BaseException as error:  # another rank died meanwhile, or Ctrl-C
         group._close(f"it could not start: {error}")
@@ -135,7 +136,9 @@ def _meet_in_memory(
     if own is None:
         connector.decline_neighbours()
     else:
-        found = connector.meet_neighbours(own, engine.attach_outbox, _core.link_segment)
+        found = connector.meet_neighbours(
+            own, engine.attach_outbox, _core.link_segment, group._runner.check
+        )
         met[list(found)] = 1
         met[group.rank] = 1
     everyone = group.allgather(np.concatenate([met, _machine()]))
@@ -164,9 +167,9 @@ def _no_memory_between(apart: list[tuple[int, int]]) -> str:
     (one, other), more = apart[0], len(apart) - 1
     others = f" (and {more} more pair{'s' * (more > 1)})" if more else ""
     return (
-        f"ranks {one} and {other}{others} run on one machine but share no memory, as they are in"
-        " different network namespaces or containers; TCP is used between them, which is slower"
-        " (COMMUTE_SHARED_MEMORY=0 on all ranks silences this)"
+        f"ranks {one} and {other}{others} run on one machine but share no memory, most often"
+        " because they are in different network namespaces or containers (the log at level INFO has"
+        " the reason); TCP is used between them, which is slower"
     )
 
 
@@ -179,12 +182,12 @@ def _on_one_host(membership: Membership) -> bool:
 _SHARED = {Purpose.COLLECTIVE: Purpose.SHARED_COLLECTIVE, Purpose.PAIR: Purpose.SHARED_PAIR}
 
 
-class HostWiring:
+class MemberWiring:
     """Links through a connector; each peer's control link goes to the health thread.
 
     Attributes:
-        near: the ranks to which links go through shared memory; set before a plan is bound. Until
-            then, to find out, ranks talk over TCP, and those links are not used any more.
+        near: the ranks to which links go through shared memory. Until it is set, to find out, ranks
+            talk over TCP; the plans and links of that time are let go.
     """
 
     def __init__(

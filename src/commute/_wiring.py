@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who opens links: the seam between a group and the network, with a twin for tests.
 
-A group asks for links to the peers of a plan before it first runs it. Over TCP they are dialled or
-awaited then (_member); in memory they are there from the beginning.
+A group asks for links to the peers of a plan before it first runs it. Between
+processes they are dialled or awaited then (_member); between threads they are there from the
+beginning.
 """
 
 from __future__ import annotations

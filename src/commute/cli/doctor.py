@@ -123,8 +123,8 @@ def _links() -> Iterator[tuple[str, str]]:
     yield "on this host", "shared memory where the handshake finds it, else TCP over loopback"
     yield "between hosts", "TCP, from the interface by which the coordinator is reached"
     yield "interfaces", ", ".join(_addresses()) or "none"
-    cores = usable_cores()
-    yield "waiting", f"spins 1 us with up to {cores:g} ranks here, gives way for 200 us, sleeps"
+    cores = int(usable_cores())
+    yield "waiting", f"spins 1 us with up to {cores} ranks here, gives way for 200 us, sleeps"
 
 
 def _addresses() -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links to the other members of a world: a listener and a dialler on a thread of their own.
+"""Links to the other members of a world: a listener and a dialer on a thread of their own.
 
 A link is known by (peer, purpose) and opened at first use; either side may dial. After the
 handshake the acceptor answers one status byte:
@@ -23,7 +23,7 @@ When both dial at once the higher rank's dial wins:
     sides settle on one connection, whatever the timing. A lower rank that was told to yield dials
     again if nothing came (the winner's attempt may have failed).
 
-Between neighbours, which share memory, links are dialled through a Unix socket, and the dialler
+Between neighbours, which share memory, links are dialled through a Unix socket, and the dialer
 passes the memory of the link along; all else is the same.
 
 Threads: the loop thread owns the links and the gate; other threads reach them by `run`, and take
@@ -45,7 +45,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
-from commute._errors import AuthenticationError, ClosedError, OperationTimeoutError
+from commute._errors import (
+    AuthenticationError,
+    ClosedError,
+    CommuteError,
+    OperationTimeoutError,
+)
 from commute.cluster.addresses import format_address
 from commute.cluster.auth import (
     HandshakeError,
@@ -270,6 +275,8 @@ class Connector:
             AuthenticationError: what listens at the peer's address does not hold the token.
             ClosedError: the connector is closed.
         """
+        if purpose in SHARED_PURPOSES:
+            raise ValueError(f"purpose {purpose} is for links through shared memory")
         return self._connect(peer, Purpose(purpose), deadline, check).socket
 
     def connect_shared(
@@ -496,8 +503,7 @@ class Connector:
         segment = _NO_SEGMENT
         try:
             if shared:
-                assert self._make_segment is not None
-                segment = self._make_segment()
+                segment = self._new_segment()
                 pass_descriptors(connection, [segment])
             status = await read_exactly(connection, 1)
             if status == ACCEPTED and link.state is _State.INTRODUCED:
@@ -512,6 +518,16 @@ class Connector:
             raise
         _drop(connection, segment)
         return status == YIELD
+
+    def _new_segment(self) -> int:
+        assert self._make_segment is not None
+        try:
+            return self._make_segment()
+        except OSError as error:  # not the peer's fault: dialling again would not help
+            raise CommuteError(
+                f"there is no shared memory for a link ({error.strerror}); free some memory or file"
+                " descriptors, or set COMMUTE_SHARED_MEMORY=0"
+            ) from None
 
     def _describe_failure(self, key: tuple[int, Purpose], link: _Link) -> str:
         member = self._members[key[0]]

@@ -7,11 +7,11 @@ one network namespace only. After `open` each member dials those with lower rank
 succeeds the two run the same handshake as over TCP and pass each other the descriptors of their
 outboxes:
 
-    dialler to acceptor   1 byte, with (segment, eventfd)
-    acceptor to dialler   1 byte, with (segment, eventfd)      both have attached the other's now
+    dialer to acceptor   1 byte, with (segment, eventfd)
+    acceptor to dialer   1 byte, with (segment, eventfd)      both have attached the other's now
 
 A member that cannot be dialled, or whose memory cannot be attached, is not a neighbour; TCP does
-for it. Links to neighbours are dialled here too, later, when they are first used: the dialler
+for it. Links to neighbours are dialled here too, later, when they are first used: the dialer
 passes 1 byte with the segment of the link, then the connector decides as on any dial. Runs on the
 connector's thread.
 """
@@ -59,9 +59,13 @@ class Neighbours:
         self._epoch = 0
         self._admit_link = admit
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.bind(self._name(rank, port))
-        listener.listen(1024)
-        listener.setblocking(False)
+        try:
+            listener.bind(self._name(rank, port))
+            listener.listen(1024)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
         self._gate = Gate(listener, key, run, self._admit)
 
     def open(self, epoch: int, own: tuple[int, int], attach: Attach) -> None:
@@ -141,7 +145,10 @@ class Neighbours:
     async def _take(self, connection: socket.socket, peer: int) -> None:
         assert self._attach is not None
         segment, event = await take_descriptors(connection, 2)
-        self._attach(peer, segment, event)
+        try:
+            self._attach(peer, segment, event)
+        except RuntimeError as error:
+            raise HandshakeError(str(error)) from None
 
 
 def pass_descriptors(connection: socket.socket, descriptors: Iterable[int]) -> None:
@@ -152,7 +159,7 @@ def pass_descriptors(connection: socket.socket, descriptors: Iterable[int]) -> N
 async def take_descriptors(connection: socket.socket, count: int) -> list[int]:
     """As many descriptors as the other end must pass; they are the caller's."""
     await _readable(connection)
-    said, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    said, descriptors, _, _ = socket.recv_fds(connection, 1, count, socket.MSG_CMSG_CLOEXEC)
     if said != _EXCHANGE or len(descriptors) != count:
         for descriptor in descriptors:
             os.close(descriptor)

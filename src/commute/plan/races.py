@@ -8,8 +8,9 @@ Which chunks are the same? IN and OUT of different tiles are different memory, a
 tile are the same in every tile, so one tile is enough for them. SCRATCH is the same memory in all
 tiles: an access is checked against those of the next tile, and lane order carries that on to all
 later ones. OUTBOX chunks are the same memory SLOTS tiles later. No path between two tiles leaves
-the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. Tiles are
-numbered across calls, so this covers one call and the next as well.
+the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. From one
+call to the next, which may run another plan, outboxes are kept apart by the executor (executor.h);
+`settled` says when it need not wait for that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier: proves a plan before it runs, on the very arrays that are executed.
+"""The verifier: proves a plan before it runs, on the very arrays that are executed. (Where a
+hand-written kernel stands for a plan, tests compare the two: algorithms/line.py.)
 
     form.py      every field is valid, in bounds, and each message has two ends
     order.py     no deadlock, even if links hold nothing
-    races.py     no two unordered accesses to one chunk, in one tile, the next, or the next call
+    races.py     no two unordered accesses to one chunk, in one tile or the next
     meaning.py   every contribution is counted exactly once, and all ranks get the same bits
 
 It needs no length and no dtype, and the time it takes is that of a few passes over the arrays.

@@ -66,6 +66,8 @@ def soak(world):
 
 def everything(world):
     """Each collective by each algorithm, dtypes and operations in turn, lengths from 0 to large."""
+    gathered = world.allgather(np.array(world.rank))  # the call by which ranks met comes first
+    assert gathered.tolist() == list(range(world.size))
     dtypes, ops = itertools.cycle(DTYPES), itertools.cycle(COMBINE)
     number = 0
     lengths = (0, 1, world.size - 1, world.size + 1, 1001, 250_003)
@@ -141,6 +143,7 @@ def torch_training(world):
 
 def limited(world):
     """Rank 1 may make no file large enough for an outbox, and has joined nevertheless."""
+    assert world.allgather(np.array(world.rank)).tolist() == list(range(world.size))
     async_and_messages(world)
 
 
