@@ -7,7 +7,7 @@ that used it last, SLOTS tiles ago.
 
 The result of an allgather, which is only written, is stored past the caches when it is large: 16 MB
 between 2 ranks took 1.41 ms instead of 1.72, between 4 ranks on 2 cores 2.5 ms instead of 3.2.
-(Arrays that a plan has read are in the cache already: there it only costs. Broadcast gains nothing.)
+(Arrays that a plan has read are in the cache already: there it costs. Broadcast gains nothing.)
 """
 
 from collections.abc import Callable
