@@ -165,9 +165,12 @@ bool Engine::run(const std::shared_ptr<Operation>& operation, Clock::time_point 
       trouble = std::current_exception();
     }
     if (trouble) {
+      driving_ = true;  // nobody else must touch what raised
       lock.unlock();
       guarded([&] { std::rethrow_exception(trouble); });
-      return true;
+      lock.lock();
+      stop_driving();
+      return operation->finished();
     }
     if (done) {
       finish_running();
@@ -220,7 +223,7 @@ bool Engine::withdraw(const std::shared_ptr<Operation>& receive) {
   std::erase(in_pairs_, receive);
   std::erase_if(busy_pairs_, [](const Pair* busy) { return busy->idle(); });
   receive->fail({FailureCode::kTimeout, receive->peer, settings_.rank, 0, "withdrawn"});
-  recorder_.end(receive->record, *receive, Clock::now());
+  recorder_.end(receive->record, *receive, Operation::State::kFailed, Clock::now());
   return true;
 }
 
@@ -274,8 +277,8 @@ void Engine::broken(Failure failure) {
 void Engine::drain() {
   const auto now = Clock::now();
   const auto give_up = [this, now](const std::shared_ptr<Operation>& operation) {
+    recorder_.end(operation->record, *operation, Operation::State::kFailed, now);
     operation->fail(failure_);
-    recorder_.end(operation->record, *operation, now);
   };
   if (running_) give_up(running_);
   running_.reset();
@@ -284,7 +287,8 @@ void Engine::drain() {
   for (const auto& operation : posted_) give_up(operation);
   posted_.clear();
   for (Pair* pair : busy_pairs_) pair->fail(failure_);
-  for (const auto& operation : in_pairs_) recorder_.end(operation->record, *operation, now);
+  for (const auto& operation : in_pairs_)
+    recorder_.end(operation->record, *operation, operation->state.load(), now);
   in_pairs_.clear();
   busy_pairs_.clear();
 }
@@ -311,6 +315,11 @@ void Engine::hold(std::unique_lock<std::mutex>& lock, const Operation* target,
   lock.unlock();
   guarded([&] { drive(target, until); });
   lock.lock();
+  stop_driving();
+}
+
+// With mutex_.
+void Engine::stop_driving() {
   driving_ = false;
   // `fail` leaves this to the driver, who may have been on its way out.
   if (failure_.code != FailureCode::kNone) drain();
@@ -420,8 +429,8 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
 
 // With mutex_.
 void Engine::finish_running() {
-  running_->finish();
-  recorder_.end(running_->record, *running_, Clock::now());
+  recorder_.end(running_->record, *running_, Operation::State::kDone, Clock::now());
+  running_->finish();  // from here on its owner may use it again
   running_.reset();
   waiting_for_.clear();
   changed_.notify_all();  // costs nothing when nobody waits for another thread's driving
@@ -451,7 +460,7 @@ bool Engine::turn_pairs() {
   const std::lock_guard lock(mutex_);
   std::erase_if(in_pairs_, [this](const std::shared_ptr<Operation>& operation) {
     if (!operation->finished()) return false;
-    recorder_.end(operation->record, *operation, Clock::now());
+    recorder_.end(operation->record, *operation, operation->state.load(), Clock::now());
     return true;
   });
   changed_.notify_all();

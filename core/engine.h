@@ -49,6 +49,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  int rank() const { return settings_.rank; }
   const std::shared_ptr<Poller>& poller() const { return poller_; }
 
   // Whether waiting may begin with spinning: there is a core for each local rank.
@@ -117,6 +118,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void number(Operation& operation, Clock::time_point now);
 
   // For the holder of the progress lock.
+  void stop_driving();
   void hold(std::unique_lock<std::mutex>& lock, const Operation* target, Clock::time_point until);
   void drive(const Operation* target, Clock::time_point until);
   bool gives_way(const Operation* target) const;

@@ -375,8 +375,13 @@ void Executor::announce() {
 
 // A rank that called something else may have sent its frames to us although our plan expects none.
 void Executor::look_around() {
-  for (int peer = 0; plan_.uses_outbox() && peer < plan_.ranks; ++peer)
-    if (peer != plan_.rank) compare_call(peer, false);
+  for (int peer = 0; links_.outboxes && peer < plan_.ranks; ++peer) {
+    if (peer == plan_.rank || !links_.outboxes->attached(peer)) continue;
+    if (plan_.uses_outbox())
+      compare_call(peer, false);
+    else
+      find_in_outbox(peer);
+  }
   for (int peer = 0; peer < plan_.ranks; ++peer) {
     if (peer == plan_.rank ||
         links_.streams[size_t(peer)].load(std::memory_order_acquire) == nullptr)

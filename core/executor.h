@@ -72,7 +72,9 @@ struct Links {
   std::vector<uint64_t> signals;  // per rank and signal: posted by all earlier operations
 };
 
-class Executor {
+// Shared from within, so that Python and operations count the same owners, and letting go of one
+// needs no GIL.
+class Executor : public std::enable_shared_from_this<Executor> {
  public:
   // `tile_bytes`: of one block in one tile.
   Executor(Plan plan, size_t tile_bytes, Links& links);
@@ -148,6 +150,7 @@ class Executor {
   [[noreturn]] void explain_call(const Call& theirs, int peer) const;
   [[noreturn]] void explain_before(int peer) const;
   void compare_call(int peer, bool must) const;
+  void find_in_outbox(int peer) const;
   [[noreturn]] void raise(FailureCode code, int peer, const std::string& text) const;
   Stream& stream(int peer) const;
   FrameHeader frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const;

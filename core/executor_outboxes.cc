@@ -55,7 +55,7 @@ int Executor::unfinished(uint64_t uses) const {
     uint64_t& known = links_.finished[size_t(peer)];
     if (peer == plan_.rank || known >= uses) continue;
     // Looked at first: what a peer signalled before it left is seen below.
-    const bool left = links_.left[size_t(peer)].load(std::memory_order_acquire);
+    const bool left = links_.left[size_t(peer)].load(std::memory_order_seq_cst);
     known = links_.outboxes->signalled(peer, kFinished);
     if (known >= uses) continue;
     if (left) raise(FailureCode::kPeerLost, peer, "it had finished and left the job");
@@ -130,7 +130,7 @@ bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
   const uint64_t target = links_.signals[counter] + step.src +
                           (lane.tile - step.lag()) * plan_.signals_per_tile[counter];
   // Looked at first: what a peer signalled before it left is seen below.
-  const bool left = links_.left[size_t(step.peer)].load(std::memory_order_acquire);
+  const bool left = links_.left[size_t(step.peer)].load(std::memory_order_seq_cst);
   if (links_.outboxes->signalled(step.peer, step.signal()) < target) {
     if (left) raise(FailureCode::kPeerLost, step.peer, "it had finished and left the job");
     return false;
@@ -182,7 +182,7 @@ Executor::Progress Executor::advance_line() {
 
 // Whether the peer's line of this operation is there.
 bool Executor::hear(int peer) {
-  const bool left = links_.left[size_t(peer)].load(std::memory_order_acquire);
+  const bool left = links_.left[size_t(peer)].load(std::memory_order_seq_cst);
   if (links_.outboxes->published(peer, links_.outbox_uses, operation_->sequence)) {
     compare_call(peer, true);
     return true;
@@ -217,13 +217,26 @@ void Executor::compare_call(int peer, bool must) const {
       return;
     }
     Call theirs;
-    if (!outboxes.called(peer, links_.outbox_uses, now, theirs)) return;  // it went on meanwhile
-    if (theirs != operation_->call) explain_call(theirs, peer);
+    if (outboxes.called(peer, links_.outbox_uses, now, theirs) && theirs != operation_->call)
+      explain_call(theirs, peer);
     explain_before(peer);
   }
   const uint64_t last = outboxes.last_published(peer);
-  if (last > now) explain_ahead(last, "", peer);
+  // Looked at once more: the peer may have come to this operation, and finished it, in between.
+  if (last >= now && !outboxes.published(peer, links_.outbox_uses, now)) {
+    if (last > now) explain_ahead(last, "", peer);
+    explain_before(peer);  // it is in this operation, but has used its outbox more often or less
+  }
   if (must) explain_before(peer);
+}
+
+// This plan sends messages. A line that names this very operation tells that the peer's does not;
+// it stands there until we have finished a use of our own.
+void Executor::find_in_outbox(int peer) const {
+  Call theirs;
+  for (const uint64_t use : {0, 1})
+    if (links_.outboxes->called(peer, use, operation_->sequence, theirs))
+      explain_call(theirs, peer);
 }
 
 // The peer's past does not fit: an earlier call of its differed, and no wait of ours could see it.

@@ -44,11 +44,12 @@ class Recorder {
   }
 
   // A record that has been overwritten since is left alone.
-  void end(uint64_t number, const Operation& operation, Clock::time_point now) {
+  void end(uint64_t number, const Operation& operation, Operation::State state,
+           Clock::time_point now) {
     Record& record = ring_[number % kRecords];
     if (record.number != number) return;
     record.sequence = operation.sequence;
-    record.state = operation.state.load(std::memory_order_relaxed);
+    record.state = state;
     record.ended_ns = nanoseconds(now.time_since_epoch());
   }
 

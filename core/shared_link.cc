@@ -49,7 +49,7 @@ SharedLink::~SharedLink() {
 
 size_t SharedLink::write(const iovec* pieces, int count) {
   if (socket_ < 0) throw LinkClosed("this side closed the connection");
-  if (outgoing_->closed.load(std::memory_order_acquire) != 0 || peer_gone())
+  if (outgoing_->closed.load(std::memory_order_seq_cst) != 0 || peer_gone())
     throw LinkClosed("the peer closed its connection");
   size_t moved = 0;
   for (int i = 0; i < count; ++i) {
@@ -78,7 +78,7 @@ size_t SharedLink::write_piece(const std::byte* from, size_t bytes) {
 
 size_t SharedLink::read(void* into, size_t bytes) {
   if (socket_ < 0) throw LinkClosed("this side closed the connection");
-  const bool ended = incoming_->closed.load(std::memory_order_acquire) != 0 || peer_gone();
+  const bool ended = incoming_->closed.load(std::memory_order_seq_cst) != 0 || peer_gone();
   size_t moved = 0;
   while (moved < bytes) {
     const size_t got =

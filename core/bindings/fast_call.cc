@@ -173,7 +173,7 @@ Memory tensor_memory(const State& state, PyObject* tensor) {
     memory.count = 1;
     for (int i = 0; i < found.dimensions_count; ++i)
       memory.count *= static_cast<uint64_t>(found.dimensions[i]);
-    memory.dtype = code_of(found);
+    memory.dtype = found.data == nullptr && memory.count > 0 ? -1 : code_of(found);
   }
   if (PyErr_Occurred()) {  // a sparse tensor, say: the method explains
     PyErr_Clear();
@@ -192,6 +192,23 @@ const std::shared_ptr<Executor>* chosen(const State& state, size_t root, uint64_
 
 bool finished_well(const Operation& operation) {
   return operation.state.load(std::memory_order_acquire) == Operation::State::kDone;
+}
+
+// An interrupt came before `finish` could deal with it. The array is the caller's again when this
+// returns, and the other ranks know.
+void give_up(Engine& engine, const std::shared_ptr<Operation>& operation) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  {
+    const nb::gil_scoped_release released;
+    const int rank = engine.rank();
+    engine.fail({FailureCode::kInterrupted, -1, rank, operation->sequence,
+                 "rank " + std::to_string(rank) + " gave up " + operation->call.describe() +
+                     ": the caller stopped waiting"});
+    while (!engine.wait(operation, Clock::now() + kSlice)) {
+    }
+  }
+  PyErr_Restore(type, value, trace);
 }
 
 // Runs the call if it can: 1 done, 0 not the fast case, -1 an exception is set.
@@ -228,9 +245,13 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
     return 1;
   }
   // It takes longer, or failed: Python waits for it, or raises.
+  const std::shared_ptr<Operation> kept = mine;
   nb::object pending = nb::cast(std::move(mine));
   PyObject* done = PyObject_CallOneArg(self.finish, pending.ptr());
-  if (done == nullptr) return -1;
+  if (done == nullptr) {
+    if (!kept->finished()) give_up(*state.engine, kept);
+    return -1;
+  }
   Py_DECREF(done);
   return 1;
 }

@@ -100,6 +100,8 @@ def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
             raise ValueError(_strided(call, tuple(x.shape), "x.contiguous()"))
         x = x.contiguous()
     count = x.numel()
+    if count and not x.data_ptr():
+        raise TypeError(f"{call} expected a tensor with memory of its own, got one without")
     return Buffer(x.data_ptr(), count, CODES[name], tuple(x.shape), count * x.element_size(), x)
 
 

@@ -189,6 +189,28 @@ def test_ctrl_c_returns_from_every_wait(run):
         assert "rank 0 gave up" in line["text"] and "KeyboardInterrupt" in line["text"]
 
 
+def test_interrupt_at_once(run):
+    """An interrupt in the first moments of a call breaks the group too, and the others are told."""
+    ended = run(2, "interrupted_at_once").wait()
+    told = {line["me"]: line for line in said(ended.out)}
+
+    assert ended.code == 0, ended.out + ended.err
+    assert told[0]["kind"] == "KeyboardInterrupt" and told[0]["again"] == "AbandonedError"
+    assert told[1]["kind"] == told[1]["again"] == "AbandonedError"
+    assert "rank 0 gave up" in told[1]["text"]
+
+
+def test_plans_of_different_kinds(run):
+    """One rank's plan sends messages, the other's reads outboxes: both find out."""
+    ended = run(2, "other_plans").wait()
+    told = said(ended.out)
+
+    assert sorted(line["me"] for line in told) == [0, 1], ended.out + ended.err
+    for line in told:
+        assert line["kind"] == line["again"] == "MismatchError"
+        assert "by another plan; pass the same algorithm=" in line["text"]
+
+
 def test_fork_after_init(run):
     """The child gets ForkedError and can end; the parents go on unharmed."""
     ended = run(2, "forked").wait()

@@ -301,6 +301,43 @@ def mismatched():
         report(world, error)
 
 
+def other_plans():
+    """Rank 1 forces an algorithm that sends messages; rank 0 may choose one that sends none."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    world = commute.init()
+    try:
+        if world.rank == 1:
+            world.allreduce(np.ones(6), algorithm="ring")
+        else:
+            world.allreduce(np.ones(6))
+    except commute.CommuteError as error:
+        report(world, error)
+
+
+def interrupted_at_once():
+    """A signal that raises comes before the first slice of a short wait has passed."""
+
+    def ring(*_):
+        raise KeyboardInterrupt
+
+    world = commute.init()
+    x = np.ones(5)
+    world.allreduce(x)
+    world.barrier()
+    try:
+        if world.rank == 0:
+            signal.signal(signal.SIGALRM, ring)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+        else:
+            time.sleep(1.0)
+        world.allreduce(x)
+    except KeyboardInterrupt:
+        report(world, KeyboardInterrupt())
+    except commute.CommuteError as error:
+        report(world, error)
+    world.close()
+
+
 def slow():
     """Rank 1 never comes; rank 0's call has a timeout."""
     world = commute.init()
