@@ -12,7 +12,7 @@ CMAKE = .venv/bin/cmake
 CTEST = .venv/bin/ctest --output-on-failure --no-tests=error
 JOBS ?= $(shell nproc)
 RINGS = $(wildcard tests/pure tests/simulated tests/threads tests/processes)
-CORE = $(wildcard core/*.cc core/*.h core/bindings/*.cc core/bindings/*.h core/tests/*.cc core/tests/*.h)
+CORE = $(wildcard core/*.cc core/*.h core/store/*.cc core/store/*.h core/bindings/*.cc core/bindings/*.h core/tests/*.cc core/tests/*.h)
 BUILD_INPUTS = pyproject.toml CMakeLists.txt core/CMakeLists.txt build/files.txt \
   $(filter-out core/tests/%,$(CORE))
 TYPED = $(wildcard src benchmarks examples)

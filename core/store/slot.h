@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// A slot: the unit that a store keeps, and later moves, replicates and saves.
+//
+// It holds one part of each table that has a chunk here: value, the update's state, how often it
+// was updated, each worker's clock; and, for all of them, the last push applied of each worker. All
+// of that changes only by `apply(op)`. Ops are bytes: whoever has a slot's ops can make the slot
+// anew, bit for bit, and a slot at some op plus the ops after it is the slot now.
+//
+//   op = header | authors | payload
+//
+// What has arrived but is not applied (open rounds, pieces) is the shard's business, not the
+// slot's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "store/message.h"
+#include "store/update.h"
+
+namespace commute {
+
+struct TableSpec {
+  Dtype dtype = Dtype::kFloat32;
+  bool mean = false;           // rounds are divided by the number of workers that pushed
+  bool deterministic = false;  // rounds are added up in rank order
+  int32_t staleness = 0;       // -1: unbounded
+  uint64_t count = 0;          // elements of this part
+  Update update;
+
+  bool operator==(const TableSpec&) const = default;
+  bool bounded() const { return staleness >= 0; }
+  bool in_step() const { return staleness == 0; }
+  size_t bytes() const { return count * item_bytes(dtype); }
+  std::string describe() const;
+
+  static constexpr size_t kEncodedBytes = 16 + Update::kEncodedBytes;
+  // Followed by the first value.
+  std::vector<std::byte> encode(Bytes first) const;
+  // Takes what it needs from the front of `bytes`. Raises std::invalid_argument.
+  static TableSpec decode(Bytes& bytes);
+};
+
+// Whose push, and which; `clock` is the author's on the op's table afterwards.
+struct Author {
+  uint32_t worker = 0;
+  uint32_t incarnation = 0;
+  uint64_t number = 0;
+  uint64_t clock = 0;
+
+  bool operator==(const Author&) const = default;
+};
+
+enum class OpKind : uint8_t {
+  kCreate = 1,      // payload: spec, then the first value
+  kContribute = 2,  // payload: what goes into the value; none for empty contributions
+  kSet = 3,         // payload: the update's new numbers
+};
+
+struct SlotOp {
+  OpKind kind = OpKind::kContribute;
+  uint32_t table = 0;
+  std::vector<Author> authors;
+  Bytes payload;
+
+  std::vector<std::byte> encode() const;
+  // Views into `bytes`. Raises std::invalid_argument.
+  static SlotOp decode(Bytes bytes);
+};
+
+class Slot {
+ public:
+  struct Part {
+    TableSpec spec;
+    std::vector<std::byte> value;
+    std::vector<std::vector<std::byte>> states;
+    uint64_t updates = 0;                 // contributions, or rounds, in the value
+    std::map<uint32_t, uint64_t> clocks;  // by worker
+  };
+
+  void apply(const SlotOp& op);
+
+  const Part* part(uint32_t table) const;
+  const std::map<uint32_t, Part>& parts() const { return parts_; }
+  // The last push applied of this incarnation of a worker; 0 for none.
+  uint64_t last(uint32_t worker, uint32_t incarnation) const;
+  // Everything above as bytes, to compare slots.
+  std::vector<std::byte> image() const;
+
+ private:
+  void create(const SlotOp& op);
+  void contribute(const SlotOp& op);
+
+  struct Last {
+    uint32_t incarnation = 0;
+    uint64_t number = 0;
+  };
+  std::map<uint32_t, Part> parts_;  // by table
+  std::map<uint32_t, Last> last_;   // by worker; of its newest incarnation
+};
+
+}  // namespace commute

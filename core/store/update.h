@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Updates: what a contribution does to a value, by name and numbers.
+//
+//   sum       value += g                    assign   value = g
+//   min, max  value = min(value, g) ...     prod     value *= g
+//   sgd       value -= lr * g
+//   momentum  b = momentum * b + (1 - dampening) * g, at first b = g;  value -= lr * b
+//             nesterov: value -= lr * (g + momentum * b)
+//   adagrad   s += g * g;  value -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)
+//   adam      m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g * g;
+//             value -= lr / (1 - b1^step) * m / (sqrt(v) / sqrt(1 - b2^step) + eps)
+//
+// The optimizers first add weight_decay * value to g. They take float32 and float64, compute in the
+// value's own type, one rounding per operation, and so give the same bits on every machine; `step`
+// counts the updates of this value from 1. All others take every dtype.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+
+namespace commute {
+
+enum class UpdateKind : uint8_t {
+  kSum = 0,
+  kAssign = 1,
+  kMin = 2,
+  kMax = 3,
+  kProd = 4,
+  kSgd = 5,
+  kMomentum = 6,
+  kAdagrad = 7,
+  kAdam = 8,
+};
+constexpr int kUpdateKinds = 9;
+const char* name(UpdateKind kind);
+
+struct Update {
+  UpdateKind kind = UpdateKind::kSum;
+  bool nesterov = false;
+  double lr = 0;
+  double weight_decay = 0;
+  double momentum = 0;   // adam: b1
+  double dampening = 0;  // adam: b2
+  double eps = 0;
+  double lr_decay = 0;
+  double initial = 0;  // what adagrad's sum starts from
+
+  bool operator==(const Update&) const = default;
+  bool optimizes() const { return kind >= UpdateKind::kSgd; }
+  // How many arrays as large as the value it keeps beside it.
+  size_t states() const;
+  bool takes(Dtype dtype) const;
+  // How the contributions of a round become one; `assign` takes the last in rank order.
+  ReduceOp combines_by() const;
+  std::string describe() const;  // "Adam(lr=0.001)"
+
+  static constexpr size_t kEncodedBytes = 64;
+  std::vector<std::byte> encode() const;
+  // Raises std::invalid_argument.
+  static Update decode(std::span<const std::byte> bytes);
+};
+
+// `states` as many arrays as the update keeps. Nothing may overlap.
+void apply_update(const Update& update, Dtype dtype, void* value, void* const* states,
+                  const void* gradient, size_t count, uint64_t step);
+
+// What a state array holds before the first update.
+double initial_state(const Update& update);
+
+}  // namespace commute
