@@ -124,6 +124,16 @@ void Client::tick() {
   }
 }
 
+void Client::catch_up(uint32_t id, uint64_t clock) {
+  Table& table = tables_.at(id);
+  table.clock = std::max(table.clock, clock);
+  StoreHeader header;
+  header.kind = StoreKind::kTick;
+  header.number = ++last_number_;
+  header.clock = table.clock;
+  send_parts(begin(table.places.size()), id, header, {}, nullptr);
+}
+
 uint64_t Client::leave() {
   size_t parts = 0;
   for (const auto& [id, table] : tables_) parts += table.places.size();
@@ -182,12 +192,7 @@ void Client::take_declared(const StoreHeader& answer) {
   table.clock = std::max(table.clock, *std::max_element(table.found.begin(), table.found.end()));
   const bool behind = std::any_of(table.found.begin(), table.found.end(),
                                   [&](uint64_t clock) { return clock < table.clock; });
-  if (!behind) return;
-  StoreHeader header;
-  header.kind = StoreKind::kTick;
-  header.number = ++last_number_;
-  header.clock = table.clock;
-  send_parts(begin(table.places.size()), answer.table, header, {}, nullptr);
+  if (behind) catch_up(answer.table, table.clock);
 }
 
 bool Client::cached(const Table& table) const {

@@ -54,6 +54,8 @@ class Client {
   uint64_t leave();
   // An empty contribution for each table that has had none since the last tick.
   void tick();
+  // Empty contributions up to this clock, for a worker that comes back into the middle of things.
+  void catch_up(uint32_t table, uint64_t clock);
 
   void on_message(int shard, const StoreHeader& header, Bytes payload);
   void on_link(int shard, bool up);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The store's machines on a simulated network, under a seed: links deliver in order but at any
-// time, break with what is on its way, and come back. Every run is checked:
+// time, break with what is on its way, and come back; workers die and come back as a new
+// incarnation. Every run is checked:
 //
-//   exactly once   worker w adds 1 to element w: a value counts each worker's pushes
+//   exactly once   worker w adds 2^k to element w with its k-th push: a value tells which it holds
 //   staleness      a pull at clock n holds all contributions up to n - s; with s = 0, exactly those
 //   monotone       what a worker has read never goes back
 //   own writes     a pull holds the caller's pushes (a cached one may lack the last s)
+//   death          of a push that was under way when its worker died, a slot has all or nothing;
+//   what
+//                  was committed stays
 //   replay         the recorded ops make the same slots again, byte for byte
 #include <cmath>
 #include <cstdio>
@@ -39,7 +43,12 @@ struct World {
 
   World(uint64_t seed, uint32_t workers, int shards, int32_t staleness, bool breaking,
         Planted planted)
-      : random(seed), workers(workers), shards(shards), staleness(staleness), breaking(breaking) {
+      : planted(planted),
+        random(seed),
+        workers(workers),
+        shards(shards),
+        staleness(staleness),
+        breaking(breaking) {
     ops.resize(size_t(shards));
     for (int s = 0; s < shards; ++s)
       machines.push_back(std::make_unique<Shard>(
@@ -54,13 +63,7 @@ struct World {
     forth.assign(workers, std::vector<std::deque<Packet>>(size_t(shards)));
     back = forth;
     up.assign(workers, std::vector<bool>(size_t(shards), true));
-    for (uint32_t w = 0; w < workers; ++w)
-      clients.push_back(std::make_unique<Client>(
-          w, 1, shards,
-          [this, w](int s, const StoreHeader& header, Bytes payload) {
-            forth[w][size_t(s)].push_back({header, {payload.begin(), payload.end()}});
-          },
-          planted));
+    for (uint32_t w = 0; w < workers; ++w) clients.push_back(born(w));
     pushed.assign(workers, std::vector<std::vector<uint64_t>>(kTables, {0}));
     read.assign(workers, std::vector<std::vector<int64_t>>(kTables, std::vector<int64_t>(count())));
     out = read;
@@ -68,22 +71,62 @@ struct World {
     steps.assign(workers, 0);
   }
 
+  std::unique_ptr<Client> born(uint32_t w) {
+    return std::make_unique<Client>(
+        w, ++incarnations[w], shards,
+        [this, w](int s, const StoreHeader& header, Bytes payload) {
+          forth[w][size_t(s)].push_back({header, {payload.begin(), payload.end()}});
+        },
+        planted);
+  }
+
   size_t count() const { return 2 * workers; }  // of a table: two parts
 
-  void declare() {
+  void declare(uint32_t w) {
     const std::vector<int64_t> zeros(count());
-    for (uint32_t w = 0; w < workers; ++w)
-      for (uint32_t table = 0; table < kTables; ++table) {
-        TableSpec spec;
-        spec.dtype = Dtype::kInt64;
-        spec.staleness = staleness;
-        spec.count = count();
-        std::vector<Client::PartPlace> places;
-        for (uint32_t part = 0; part < 2; ++part)
-          places.push_back(
-              {10 * table + part, int((table + part) % uint32_t(shards)), part * workers, workers});
-        clients[w]->declare(table, spec, places, std::as_bytes(std::span(zeros)));
-      }
+    for (uint32_t table = 0; table < kTables; ++table) {
+      TableSpec spec;
+      spec.dtype = Dtype::kInt64;
+      spec.staleness = staleness;
+      spec.count = count();
+      std::vector<Client::PartPlace> places;
+      for (uint32_t part = 0; part < 2; ++part)
+        places.push_back(
+            {10 * table + part, int((table + part) % uint32_t(shards)), part * workers, workers});
+      declaring[w].push_back(
+          clients[w]->declare(table, spec, places, std::as_bytes(std::span(zeros))));
+    }
+  }
+
+  // A worker dies, with all that is on its way to it and from it, and comes back at the beginning
+  // of its next iteration.
+  void die(uint32_t w) {
+    for (int s = 0; s < shards; ++s) {
+      break_link(w, s);
+      up[w][size_t(s)] = true;
+    }
+    for (const auto& [call, push] : under_way[w])
+      if (clients[w]->done(call)) committed[{w, push.first}] |= push.second;
+    under_way[w].clear();
+    clients[w] = born(w);
+    died.insert(w);
+    waiting[w] = 0;
+    steps[w] = std::min(kSteps, (steps[w] / kPhases + 1) * kPhases);
+    for (uint32_t table = 0; table < kTables; ++table) pushed_since_tick[{w, table}] = 0;
+    declare(w);
+  }
+
+  bool declared(uint32_t w) {
+    if (declaring[w].empty()) return true;
+    std::erase_if(declaring[w], [&](uint64_t call) { return clients[w]->done(call); });
+    if (!declaring[w].empty()) return false;
+    // The iteration in which it died ends here, on all tables alike.
+    uint64_t clock = 0;
+    for (uint32_t table = 0; table < kTables; ++table)
+      clock = std::max(clock, clients[w]->clock(table));
+    for (uint32_t table = 0; table < kTables; ++table)
+      if (clients[w]->clock(table) < clock) clients[w]->catch_up(table, clock);
+    return true;
   }
 
   // Nothing but delivery until all is quiet.
@@ -131,11 +174,11 @@ struct World {
   // An iteration: for each table, in order, a contribution or none; a tick; some pulls. (Workers
   // that wait for each other in different orders would wait for ever, in any store.)
   void step(uint32_t w) {
-    if (waiting[w] != 0 && !clients[w]->done(waiting[w])) return;
+    if (!declared(w) || (waiting[w] != 0 && !clients[w]->done(waiting[w]))) return;
     if (waiting[w] != 0) check_read(w);
     waiting[w] = 0;
     if (steps[w] == kSteps || clients[w]->kept_bytes() > 2000) return;
-    const auto phase = uint32_t(steps[w]++) % (2 * kTables + 1);
+    const auto phase = uint32_t(steps[w]++ % kPhases);
     if (phase < kTables) {
       contribute(w, phase);
     } else if (phase == kTables) {
@@ -151,56 +194,68 @@ struct World {
   }
 
   void contribute(uint32_t w, uint32_t table) {
-    std::vector<int64_t>& one = gradients[w];
-    one.assign(count(), 0);
-    for (uint32_t part = 0; part < 2; ++part) one[part * workers + w] = 1;
-    const Bytes gradient = std::as_bytes(std::span(one));
     const auto kind = random() % (table == kTables - 1 ? 4 : 3);  // who waits owes nobody anything
     if (kind == 0) return;
-    if (kind == 1) clients[w]->push(table, gradient, true);  // a piece
-    if (kind == 3) {
+    uint64_t bits = 0;
+    if (kind == 1) bits |= push(w, table, true, false);  // a piece
+    bits |= push(w, table, false, kind == 3);
+    made(w, table, bits);
+  }
+
+  // Returns what it adds.
+  uint64_t push(uint32_t w, uint32_t table, bool piece, bool pull) {
+    const uint64_t bit = uint64_t{1} << pushes[{w, table}]++;
+    std::vector<int64_t>& gradient = gradients[w];
+    gradient.assign(count(), 0);
+    for (uint32_t part = 0; part < 2; ++part) gradient[part * workers + w] = int64_t(bit);
+    const Bytes bytes = std::as_bytes(std::span(gradient));
+    const uint64_t call = pull ? clients[w]->push_pull(table, bytes, into(w, table))
+                               : clients[w]->push(table, bytes, piece);
+    under_way[w].push_back({call, {table, bit}});
+    if (pull) {
       reading[w] = table;
-      waiting[w] = clients[w]->push_pull(table, gradient, into(w, table));
-    } else {
-      clients[w]->push(table, gradient, false);
+      waiting[w] = call;
     }
-    made(w, table, kind == 1 ? 2 : 1);
+    return bit;
   }
 
   std::byte* into(uint32_t w, uint32_t table) {
     return reinterpret_cast<std::byte*>(out[w][table].data());
   }
 
-  void made(uint32_t w, uint32_t table, uint64_t pushes) {
-    pushed[w][table].push_back(pushed[w][table].back() + pushes);
-    pushed_since_tick[{w, table}] += pushes > 0;
+  void made(uint32_t w, uint32_t table, uint64_t bits) {
+    pushed[w][table].push_back(pushed[w][table].back() | bits);
+    pushed_since_tick[{w, table}] += bits != 0;
   }
 
-  // How many pushes the first `clock` contributions of a worker hold.
+  // The pushes in the first `clock` contributions of a worker that has lived all the time.
   uint64_t within(uint32_t v, uint32_t table, uint64_t clock) const {
     const auto& history = pushed[v][table];
     return history[std::min<uint64_t>(clock, history.size() - 1)];
   }
+
+  static bool holds(uint64_t all, uint64_t some) { return (all & some) == some; }
 
   void check_read(uint32_t w) {
     const uint32_t table = reading[w];
     const uint64_t mine = clients[w]->clock(table);
     for (size_t i = 0; i < count(); ++i) {
       const auto v = uint32_t(i % workers);
-      const int64_t got = out[w][table][i];
-      const auto all = int64_t(pushed[v][table].back());
-      EXPECT(got >= read[w][table][i]);
-      EXPECT(got <= all);
-      read[w][table][i] = got;
+      const auto got = uint64_t(out[w][table][i]);
+      const uint64_t all = pushed[v][table].back();
+      EXPECT(holds(got, uint64_t(read[w][table][i])));
+      EXPECT(holds(all, got));
+      read[w][table][i] = int64_t(got);
+      if (died.contains(v)) continue;
       if (staleness < 0) {
         if (v == w) EXPECT_EQ(got, all);
         continue;
       }
       const uint64_t bound = mine - std::min<uint64_t>(mine, uint64_t(staleness));
-      EXPECT(got >= int64_t(within(v, table, bound)));
-      if (!left.contains(v))
-        EXPECT(pushed[v][table].size() - 1 >= bound);  // who is further behind?
-      if (staleness == 0) EXPECT_EQ(got, int64_t(within(v, table, mine)));
+      EXPECT(holds(got, within(v, table, bound)));
+      // Who is further behind?
+      if (!left.contains(v)) EXPECT(pushed[v][table].size() - 1 >= bound);
+      if (staleness == 0) EXPECT_EQ(got, within(v, table, mine));
     }
   }
 
@@ -213,13 +268,16 @@ struct World {
   }
 
   void run() {
-    declare();
+    for (uint32_t w = 0; w < workers; ++w) declare(w);
     settle();
     for (int events = 0; !all_stopped() && broken.empty() && events < 100'000; ++events) {
       const auto w = uint32_t(random() % workers);
       const int s = int(random() % uint64_t(shards));
       const auto chance = random() % 1000;
-      if (breaking && chance < 10) {
+      if (breaking && chance < 1 && deaths < kDeaths && !left.contains(w)) {
+        ++deaths;
+        die(w);
+      } else if (breaking && chance < 10) {
         break_link(w, s);
       } else if (chance < 200) {
         restore(w, s);
@@ -236,7 +294,8 @@ struct World {
   bool all_stopped() {
     bool all = true;
     for (uint32_t w = 0; w < workers; ++w) {
-      const bool idle = steps[w] == kSteps && (waiting[w] == 0 || clients[w]->done(waiting[w]));
+      const bool idle =
+          declared(w) && steps[w] == kSteps && (waiting[w] == 0 || clients[w]->done(waiting[w]));
       if (idle && !left.contains(w)) {
         if (waiting[w] != 0) check_read(w);
         waiting[w] = 0;
@@ -263,16 +322,20 @@ struct World {
         EXPECT(state.image() == again[slot].image());
         for (const auto& [table, part] : state.parts())
           for (uint32_t v = 0; v < workers; ++v) {
-            int64_t got;
+            uint64_t got;
             std::memcpy(&got, part.value.data() + v * sizeof got, sizeof got);
-            EXPECT_EQ(got, int64_t(pushed[v][table].back()));
+            EXPECT(holds(pushed[v][table].back(), got));
+            EXPECT(holds(got, died.contains(v) ? committed[{v, table}] : pushed[v][table].back()));
           }
       }
       EXPECT_EQ(machines[size_t(s)]->held_bytes(), size_t{0});
     }
   }
 
-  static constexpr int kSteps = 60;
+  static constexpr int kPhases = 2 * kTables + 1;  // of an iteration
+  static constexpr int kSteps = 12 * kPhases;
+  static constexpr int kDeaths = 2;
+  const Planted planted;
   std::string broken;
   std::mt19937_64 random;
   const uint32_t workers;
@@ -288,6 +351,14 @@ struct World {
   std::vector<std::vector<std::vector<int64_t>>> read, out;
   std::map<std::pair<uint32_t, uint32_t>, int> pushed_since_tick;
   std::map<uint32_t, std::vector<int64_t>> gradients;
+  std::map<std::pair<uint32_t, uint32_t>, int> pushes;  // by worker and table
+  // Pushes of this life: the call, and what it adds to which table.
+  std::map<uint32_t, std::vector<std::pair<uint64_t, std::pair<uint32_t, uint64_t>>>> under_way;
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> committed;  // when a worker died
+  std::map<uint32_t, uint32_t> incarnations;
+  std::map<uint32_t, std::vector<uint64_t>> declaring;  // calls
+  std::set<uint32_t> died;
+  int deaths = 0;
   std::map<uint32_t, uint32_t> reading;
   std::vector<uint64_t> waiting;
   std::vector<int> steps;

@@ -185,7 +185,9 @@ def test_mismatch_in_async_calls(ranks):
         return ended
 
     for ended in ranks(3).values(work):
-        assert ended[-2:] == [3.0, 3.0]
+        # One that is ahead may find out while another is still in the operation before.
+        assert ended[-1] == 3.0
+        assert ended[-2] == 3.0 or "in operation 3" in ended[-2]
         assert all("allreduce of 7 float64" in text for text in ended[:-2])
 
 
