@@ -9,9 +9,9 @@
 // `fast_call` compares it with a sample before it makes one. Tensors are described by DLPack's C
 // interface.
 //
-// The GIL is held for the first kHoldGil: releasing it costs little, but getting it back from
-// another thread can take milliseconds. Then it is released, for a slice at a time, so that Ctrl-C
-// works.
+// Up to kHeldBytes the GIL is held for the first kHoldGil: releasing it costs little, but getting
+// it back from another thread can take milliseconds. Then, and for larger arrays at once, it is
+// released, for a slice at a time, so that Ctrl-C works.
 #include <pthread.h>
 
 #include <array>
@@ -31,6 +31,7 @@ namespace nb = nanobind;
 namespace commute::bindings {
 namespace {
 
+constexpr uint64_t kHeldBytes = 4096;
 constexpr std::chrono::microseconds kHoldGil{2};
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr int kUsable = 0x0001 | 0x0100 | 0x0400;  // C contiguous, aligned, writeable
@@ -216,7 +217,8 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
   State& state = *self.state;
   if (state.forks_seen != forks.load(std::memory_order_relaxed)) return 0;
   const auto dtype = static_cast<Dtype>(memory.dtype);
-  const std::shared_ptr<Executor>* executor = chosen(state, root, memory.count * item_bytes(dtype));
+  const uint64_t bytes = memory.count * item_bytes(dtype);
+  const std::shared_ptr<Executor>* executor = chosen(state, root, bytes);
   if (executor == nullptr) return 0;
   // Taken out, because another thread may call while this one waits without the GIL.
   std::shared_ptr<Operation> mine =
@@ -233,9 +235,11 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
   operation.timeout_s = state.timeout_s;
   operation.deadline = after(now, state.timeout_s);
   try {
-    if (!state.engine->run(mine, now, now + kHoldGil)) {
+    const bool held = bytes <= kHeldBytes;
+    if (!held || !state.engine->run(mine, now, now + kHoldGil)) {
       const nb::gil_scoped_release released;
-      state.engine->wait(mine, now + kSlice);
+      if (held || !state.engine->run(mine, now, now + kSlice))
+        state.engine->wait(mine, now + kSlice);
     }
   } catch (const Error&) {
     return 0;  // the group is broken or closed: the method says how
