@@ -63,11 +63,6 @@ def test_one_rank_without_shared_memory(job, tmp_path):
     assert "rank 1 shares no memory (" in ended.err
 
 
-def test_other_threads_go_on(run):
-    """The GIL is not held while large arrays move."""
-    run(2, "other_threads")
-
-
 def test_eight_ranks_on_few_cores(run):
     run(8, "crowded")
 

@@ -10,7 +10,6 @@ import itertools
 import os
 import resource
 import sys
-import threading
 import time
 
 import ml_dtypes
@@ -146,29 +145,6 @@ def limited(world):
     """Rank 1 may make no file large enough for an outbox, and has joined nevertheless."""
     assert world.allgather(np.array(world.rank)).tolist() == list(range(world.size))
     async_and_messages(world)
-
-
-def other_threads(world):
-    """While a large array is reduced, another thread of the process goes on in Python."""
-    x, seen, stop = np.ones(16 << 20, "float32"), [], threading.Event()
-
-    def count():
-        while not stop.is_set():
-            seen.append(time.perf_counter())
-
-    world.allreduce(x)
-    sys.setswitchinterval(1e-4)
-    counting = threading.Thread(target=count)
-    counting.start()
-    inside = 0
-    for _ in range(5):
-        begun = time.perf_counter()
-        world.allreduce(x)
-        length = time.perf_counter() - begun
-        inside += sum(begun + length / 4 < at < begun + 3 * length / 4 for at in seen)
-    stop.set()
-    counting.join()
-    assert inside > 0, "the GIL was held all the time"
 
 
 def crowded(world):
