@@ -10,6 +10,7 @@ not pay for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -92,8 +93,8 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         wiring.near = near.of(group.rank)
         if near.all_together:
             group._share_memory()
-        if group.rank == 0 and near.apart:
-            _log.warning("%s", _no_memory_between(near.apart))
+        if group.rank == 0 and near.trouble:
+            _log.warning("%s", near.trouble)
         group._forget_plans()  # the meeting's were bound to links that are let go now
         engine.begin_anew(meeting + 1, sorted(wiring.near))
     except BaseException as error:  # another rank died meanwhile, or Ctrl-C
@@ -106,18 +107,24 @@ class Near:
     """Who shares memory with whom; the same on all ranks.
 
     Attributes:
-        apart: pairs of ranks on one machine that wanted to share memory and cannot.
+        trouble: why some share none although they should, for one warning; empty for no trouble.
     """
 
-    def __init__(self, met: NDArray[np.uint8], machines: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, met: NDArray[np.uint8], errors: NDArray[np.uint8], machines: NDArray[np.uint8]
+    ) -> None:
         # A rank has met those below it; what one has not met, none counts on.
         self._met = np.tril(met, -1) | np.tril(met, -1).T
-        wanted = met.diagonal() == 1
+        has_memory = met.diagonal() == 1
         one_machine = (machines[:, None] == machines).all(axis=2)
         lower, higher = np.triu_indices(len(met), 1)
-        cut = wanted[lower] & wanted[higher] & one_machine[lower, higher]
+        cut = has_memory[lower] & has_memory[higher] & one_machine[lower, higher]
         cut &= self._met[lower, higher] == 0
-        self.apart = list(zip(lower[cut].tolist(), higher[cut].tolist(), strict=True))
+        apart = list(zip(lower[cut].tolist(), higher[cut].tolist(), strict=True))
+        without = np.flatnonzero(errors).tolist()
+        reasons = [_no_memory_on(without, int(errors[without[0]]))] if without else []
+        reasons += [_no_memory_between(apart)] if apart else []
+        self.trouble = "; ".join(reasons)
 
     def of(self, rank: int) -> frozenset[int]:
         return frozenset(np.flatnonzero(self._met[rank]).tolist())
@@ -132,7 +139,7 @@ def _meet_in_memory(
 ) -> Near:
     """Exchange outboxes with the ranks of this host; all ranks call this and agree."""
     met = np.zeros(group.size, dtype=np.uint8)
-    own = _outbox(engine, group.rank) if wanted else None
+    own, error = _outbox(engine) if wanted else (None, 0)
     if own is None:
         connector.decline_neighbours()
     else:
@@ -141,17 +148,16 @@ def _meet_in_memory(
         )
         met[list(found)] = 1
         met[group.rank] = 1
-    everyone = group.allgather(np.concatenate([met, _machine()]))
-    return Near(everyone[:, : group.size], everyone[:, group.size :])
+    everyone = group.allgather(np.concatenate([met, np.array([error], dtype=np.uint8), _machine()]))
+    return Near(everyone[:, : group.size], everyone[:, group.size], everyone[:, group.size + 1 :])
 
 
-def _outbox(engine: _core.Engine, rank: int) -> tuple[int, int] | None:
-    """The descriptors that neighbours get; None, with a warning, where there is no memory."""
+def _outbox(engine: _core.Engine) -> tuple[tuple[int, int] | None, int]:
+    """The descriptors that neighbours get, or none and the error number."""
     try:
-        return engine.share_memory(SLOT_BYTES), engine.event_fd
+        return (engine.share_memory(SLOT_BYTES), engine.event_fd), 0
     except OSError as error:
-        _log.warning("rank %d shares no memory (%s); TCP is used", rank, error.strerror)
-        return None
+        return None, min(error.errno or errno.ENOMEM, 255)
 
 
 def _machine() -> NDArray[np.uint8]:
@@ -161,6 +167,11 @@ def _machine() -> NDArray[np.uint8]:
     except OSError:
         name = os.uname().nodename.encode()
     return np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype=np.uint8)
+
+
+def _no_memory_on(ranks: list[int], error: int) -> str:
+    who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+    return f"{who} no memory to share ({os.strerror(error)}); TCP is used, which is slower"
 
 
 def _no_memory_between(apart: list[tuple[int, int]]) -> str:

@@ -51,16 +51,16 @@ def test_random_operations(run):
 
 
 def test_one_rank_without_shared_memory(job, tmp_path):
-    """Where a rank cannot have memory to share, TCP is used, all works, and one warning says so."""
+    """Where ranks cannot have memory to share, TCP is used, all works, and one warning says so."""
     env = {"COMMUTE_RECORDS": str(tmp_path)}
-    command = [sys.executable, "-m", "commute", "run", "-n", "3", PROGRAM, "limited"]
+    command = [sys.executable, "-m", "commute", "run", "-n", "4", PROGRAM, "limited"]
     ended = job(command, env=env).wait()
 
     assert ended.code == 0, ended.out + ended.err
-    for rank, near in enumerate(("2", "nobody", "0")):
-        assert f"limited ok on {rank} of 3 with {near}" in ended.out
-    assert ended.err.count("shares no memory") == 1
-    assert "rank 1 shares no memory (" in ended.err
+    for rank, near in enumerate(("3", "nobody", "nobody", "0")):
+        assert f"limited ok on {rank} of 4 with {near}" in ended.out
+    assert ended.err.count("TCP is used") == 1
+    assert "ranks 1, 2 have no memory to share (File too large); TCP is used" in ended.err
 
 
 def test_eight_ranks_on_few_cores(run):
