@@ -51,8 +51,9 @@ bool Poller::sleep(int timeout_ms) {
   sleeping_->store(0, std::memory_order_relaxed);
   for (int i = 0; i < found; ++i) {
     if (auto* readiness = static_cast<Readiness*>(events[i].data.ptr)) {
-      readiness->readable |= (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-      readiness->writable |= (events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+      if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        readiness->readable = true;
+      if (events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) readiness->writable = true;
     } else {
       uint64_t rings;
       while (::read(event_fd_, &rings, sizeof rings) > 0) {

@@ -14,10 +14,12 @@
 
 namespace commute {
 
-// What epoll found about one TCP link; kept by the link, written by the poller.
+// What epoll found about one TCP link; kept by the link, written by the poller. A link takes a flag
+// down before it tries, and puts it up again if that went well: what epoll finds meanwhile, perhaps
+// on another thread, is not lost.
 struct Readiness {
-  bool readable = true;  // optimistic: the first try finds out
-  bool writable = true;
+  std::atomic<bool> readable = true;  // optimistic: the first try finds out
+  std::atomic<bool> writable = true;
 };
 
 class Poller {

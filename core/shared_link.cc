@@ -104,13 +104,11 @@ size_t SharedLink::read_piece(std::byte* into, size_t bytes) {
 
 // The socket carries nothing after the segment was passed: if it is readable, it has ended.
 bool SharedLink::peer_gone() {
-  if (!ready_.readable) return false;
+  if (!ready_.readable.exchange(false)) return false;
   char byte;
   const ssize_t got = ::recv(socket_, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-    ready_.readable = false;
-    return false;
-  }
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
+  ready_.readable = true;
   return true;
 }
 

@@ -46,31 +46,31 @@ TcpLink::~TcpLink() {
 
 size_t TcpLink::write(const iovec* pieces, int count) {
   if (fd_ < 0) throw LinkClosed("this side closed the connection");
-  if (!ready_.writable) return 0;
+  if (!ready_.writable.exchange(false)) return 0;
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(pieces);
   message.msg_iovlen = static_cast<size_t>(count);
   for (;;) {
     const ssize_t moved = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
-    if (moved >= 0) return static_cast<size_t>(moved);
-    if (errno == EINTR) continue;
-    if (!would_block()) raise_closed("the connection broke while sending");
-    ready_.writable = false;
-    return 0;
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0 && !would_block()) raise_closed("the connection broke while sending");
+    if (moved < 0) return 0;
+    ready_.writable = true;
+    return static_cast<size_t>(moved);
   }
 }
 
 size_t TcpLink::read(void* into, size_t bytes) {
   if (fd_ < 0) throw LinkClosed("this side closed the connection");
-  if (!ready_.readable || bytes == 0) return 0;
+  if (bytes == 0 || !ready_.readable.exchange(false)) return 0;
   for (;;) {
     const ssize_t moved = ::recv(fd_, into, bytes, 0);
-    if (moved > 0) return static_cast<size_t>(moved);
     if (moved == 0) throw LinkClosed("the peer closed its connection");
-    if (errno == EINTR) continue;
-    if (!would_block()) raise_closed("the connection broke while receiving");
-    ready_.readable = false;
-    return 0;
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0 && !would_block()) raise_closed("the connection broke while receiving");
+    if (moved < 0) return 0;
+    ready_.readable = true;
+    return static_cast<size_t>(moved);
   }
 }
 

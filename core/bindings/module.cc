@@ -13,4 +13,5 @@ NB_MODULE(_core, module) {
   bind_health(module);
   bind_kernels(module);
   bind_control(module);
+  bind_store(module);
 }

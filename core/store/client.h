@@ -4,22 +4,23 @@
 // A pure machine like the shard: calls and messages in, messages out.
 //
 //   call -> one message per part of the table, to the shard that holds its slot
-//   push     kept until it is committed; after a broken link all that is kept goes out again, in
-//            the order of its numbers, and then the pulls that wait for an answer
-//   pull     done when every part has answered
+//   message     waiting --next, sent--> out --answered--> done
+//                  ^                     |
+//                  +-- the link broke, or "later" and then "go"
 //
-// Invariants: 1. Messages to one shard leave in the order of the calls. 2. A push is numbered once,
-// whatever happens to it on the way. 3. A table's clock counts the contributions made here; a pull
-// carries it, and so sees them. 4. A pull may be answered from the cache while what it holds is
-// guaranteed for a clock of at least mine - s.
+// Invariants: 1. Messages about one part leave in the order of the calls, and each that changes
+// something is numbered once, whatever happens to it on the way. 2. A table's clock counts the
+// contributions made here; a pull carries it, and so sees them. 3. A pull may be answered from the
+// cache while what it holds is guaranteed for a clock of at least mine - s. There is a cache where
+// s > 0: at 0 it could only serve a pull that nothing has happened before.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "store/message.h"
@@ -30,91 +31,148 @@ namespace commute {
 
 class Client {
  public:
-  // Sends a message to a shard whose link is up; the payload is valid during the call.
-  using Send = std::function<void(int shard, const StoreHeader& header, Bytes payload)>;
-
-  struct PartPlace {  // where a part lives, and which elements it is
-    uint32_t slot = 0;
-    int shard = 0;
-    uint64_t first = 0;
-    uint64_t count = 0;
+  struct Settings {
+    uint32_t worker = 0;
+    uint32_t incarnation = 1;
+    uint32_t shards = 1;
+    Planted planted = Planted::kNone;
   };
+  // What a call came to, besides being done.
+  struct Outcome {
+    Refused code{};  // 0: it was not refused
+    uint64_t about = 0;
+    std::string why;
+    std::vector<std::byte> answers;  // of a question: of each part, in no order
+  };
+  using Owner = std::shared_ptr<const std::vector<std::byte>>;
 
-  Client(uint32_t worker, uint32_t incarnation, int shards, Send send,
-         Planted planted = Planted::kNone);
+  explicit Client(Settings settings);
 
-  // `first` is the whole table's first value. Each returns a call, to be asked about below.
-  uint64_t declare(uint32_t table, const TableSpec& spec, std::vector<PartPlace> places,
-                   Bytes first);
-  uint64_t push(uint32_t table, Bytes gradient, bool piece);
-  uint64_t push_pull(uint32_t table, Bytes gradient, std::byte* out);
-  // `fresh`: not from the cache.
+  // --- calls; each returns its number, to be asked about below ---
+
+  // Asks the directory; then `table_of` knows the table, and `declare` makes its parts.
+  uint64_t declare_table(const std::string& name, const TableSpec& whole,
+                         const std::string& declaration);
+  const TableEntry* table_of(const std::string& name) const;
+  // `first` is the table's first value: all of it, one element for all, or nothing for zeros.
+  uint64_t declare(const std::string& name, const TableSpec& whole, Bytes first);
+
+  // The gradient must stay where it is until the call is done; `owner` may keep it. What becomes of
+  // a push that nobody asks about is told by `trouble`.
+  uint64_t push(uint32_t table, Bytes gradient, Owner owner, bool piece, bool asked_about = true);
+  uint64_t push_pull(uint32_t table, Bytes gradient, Owner owner, std::byte* out);
+  // `fresh`: not from the cache. Returns 0 when `out` is there already.
   uint64_t pull(uint32_t table, std::byte* out, bool fresh = false);
+  // `flags`: kStoreSummary or kStoreTop.
+  uint64_t ask(uint32_t table, uint8_t flags, uint64_t k);
   uint64_t set(uint32_t table, const Update& update);
-  uint64_t leave();
-  // An empty contribution for each table that has had none since the last tick.
-  void tick();
+  uint64_t who(uint32_t table);
+  uint64_t leave(uint32_t table);
+  // An empty contribution, unless there was one since the last tick.
+  void tick(uint32_t table);
   // Empty contributions up to this clock, for a worker that comes back into the middle of things.
   void catch_up(uint32_t table, uint64_t clock);
 
+  // --- messages ---
+
   void on_message(int shard, const StoreHeader& header, Bytes payload);
   void on_link(int shard, bool up);
+  // The next message for this shard, or nothing; `sent` takes it off.
+  const StoreMessage* next(int shard);
+  void sent(int shard);
+
+  // --- questions ---
 
   bool done(uint64_t call) const { return !calls_.contains(call); }
-  // Why a call was refused; empty for none.
-  std::string refusal(uint64_t call) const;
-  bool flushed() const { return kept_pushes_ == 0; }
-  size_t kept_bytes() const { return kept_bytes_; }
+  bool refused(uint64_t call) const { return outcomes_.contains(call); }
+  // Of a call that is done; forgets it.
+  Outcome outcome(uint64_t call);
+  // What was refused of calls that nobody asks about, pushes and ticks: the first since the last
+  // time this was asked.
+  Outcome trouble(uint32_t table);
+  // Whether the table's clock is more than s + 1 ahead of the slowest member that is known of.
+  bool ahead(uint32_t table) const;
+  bool flushed() const { return changes_ == 0; }  // all that changes something is committed
+  bool idle() const;                              // nothing waits to be sent
+  bool quiet() const { return calls_.empty(); }   // and nothing for an answer
+  const TableSpec& spec(uint32_t table) const { return tables_.at(table).spec; }
+  std::vector<int> shards_of(uint32_t table) const;  // of each part
   uint64_t clock(uint32_t table) const { return tables_.at(table).clock; }
-  uint64_t cache_hits() const { return cache_hits_; }
+  uint64_t cache_hits(uint32_t table) const { return tables_.at(table).cache_hits; }
+  size_t kept_bytes() const { return kept_bytes_; }
 
  private:
+  struct Part {
+    uint32_t slot = 0;
+    int shard = 0;
+    uint64_t first = 0;  // byte
+    uint64_t bytes = 0;
+    bool held = false;        // something was put off
+    uint64_t slowest = 0;     // known of
+    uint64_t guaranteed = 0;  // the cache's
+    uint64_t found = 0;       // the clock that the shard knew of
+  };
   struct Table {
     TableSpec spec;
-    std::vector<PartPlace> places;
+    std::vector<Part> parts;
     uint64_t clock = 0;
-    bool pushed = false;  // since the last tick
-    // The last whole answer, and for which clock each part of it is good.
-    std::vector<std::byte> cache;
-    std::vector<uint64_t> guaranteed;  // by part
-    std::vector<uint64_t> found;       // by part: the clock that the shard knew of
+    uint64_t number = 0;           // of the last message that changed something
+    bool pushed = false;           // since the last tick
+    bool building = false;         // there are pieces of the next contribution
+    std::vector<std::byte> cache;  // the last whole answer
+    uint64_t cache_hits = 0;
+    Outcome trouble;
   };
-  struct Kept {  // a message that is not committed
+  enum class State : uint8_t { kWaiting, kOut, kDone };
+  struct Kept {  // a message that is not answered
     StoreHeader header;
     Bytes payload;
-    std::shared_ptr<const std::vector<std::byte>> owner;  // null: the caller's array
+    Owner owner;  // null: the caller's array, or none
+    uint64_t call = 0;
+    uint32_t part = 0;
+    State state = State::kWaiting;
+    bool committed = false;  // a push that still waits for a value
+  };
+  struct Line {  // to one shard
+    std::deque<Kept> kept;
+    uint64_t base = 1;  // the number, among all to this shard, of the first kept
+    size_t looked = 0;  // nothing before this one can be sent
+    size_t chosen = 0;  // by `next`
+    bool up = true;
   };
   struct Call {
     size_t left = 0;  // answers to come
     std::byte* out = nullptr;
+    bool asked_about = true;
+    Outcome outcome;
   };
 
-  using Owner = std::shared_ptr<const std::vector<std::byte>>;
-
-  uint64_t begin(size_t answers, std::byte* out = nullptr);
-  // One message per part; `payload` is the whole table's, or empty.
-  void send_parts(uint64_t call, uint32_t id, StoreHeader header, Bytes payload, Owner owner);
+  uint64_t begin(size_t answers, std::byte* out = nullptr, bool asked_about = true);
+  // One message per part; `payload` is the whole table's, or with `same` each part's.
+  void send_parts(uint64_t call, uint32_t id, StoreHeader header, Bytes payload, Owner owner,
+                  bool same = false);
   void send(int shard, Kept kept);
-  bool release(int shard, const StoreHeader& answer);
-  void take_value(const StoreHeader& answer, Bytes payload, std::byte* out);
-  void take_declared(const StoreHeader& answer);
-  size_t part_of(const Table& table, uint32_t slot) const;
+  StoreHeader change(Table& table, StoreKind kind);
+  void put_off(Line& line, size_t at);
+  void go(const StoreHeader& header);
+  void take_value(const Kept& kept, const StoreHeader& answer, Bytes payload, Call& call);
+  void take_declared(uint32_t id, Table& table);
+  void take_refusal(const Kept& kept, const StoreHeader& answer, Bytes payload, Call& call);
+  void finish(Line& line, Kept& kept);
   bool cached(const Table& table) const;
+  bool may_go(const Kept& kept) const;
 
-  const uint32_t worker_;
-  const uint32_t incarnation_;
-  Send send_;
-  const Planted planted_;
+  const Settings settings_;
+  std::map<std::string, TableEntry> directory_;
   std::map<uint32_t, Table> tables_;
-  std::vector<bool> up_;
-  std::vector<std::deque<Kept>> kept_;  // by shard, in order
-  std::map<uint64_t, Call> calls_;      // under way
-  std::map<uint64_t, std::string> refused_;
+  std::vector<Line> lines_;                   // by shard
+  std::unordered_map<uint64_t, Call> calls_;  // under way
+  std::map<uint64_t, Outcome> outcomes_;      // of calls that are done, where there is any
+  StoreMessage next_;
   uint64_t last_call_ = 0;
   uint64_t last_number_ = 0;
   size_t kept_bytes_ = 0;
-  size_t kept_pushes_ = 0;
-  uint64_t cache_hits_ = 0;
+  size_t changes_ = 0;
 };
 
 }  // namespace commute

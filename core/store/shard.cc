@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "kernels.h"
+#include "store/encoding.h"
+#include "store/query.h"
 
 namespace commute {
 namespace {
@@ -16,276 +18,448 @@ bool in_order(const TableSpec& spec) {
   return spec.deterministic || spec.update.kind == UpdateKind::kAssign;
 }
 
-void add(const TableSpec& spec, std::vector<std::byte>& sum, std::vector<std::byte>&& data) {
-  if (sum.empty()) {
-    sum = std::move(data);  // the first to arrive is the accumulator
-  } else if (spec.update.kind == UpdateKind::kAssign) {
-    sum = std::move(data);
-  } else {
-    kernels().reduce_for(spec.dtype, spec.update.combines_by())(sum.data(), sum.data(), data.data(),
+// Adds to `sum`, of which the first is a copy.
+void add(const TableSpec& spec, std::vector<std::byte>& sum, bool first, Bytes more) {
+  if (first || spec.update.kind == UpdateKind::kAssign)
+    sum.assign(more.begin(), more.end());
+  else
+    kernels().reduce_for(spec.dtype, spec.update.combines_by())(sum.data(), sum.data(), more.data(),
                                                                 spec.count);
-  }
+}
+
+bool is_known(StoreKind kind) {
+  return kind <= StoreKind::kWho;
 }
 
 }  // namespace
 
-Shard::Shard(uint32_t workers, Send send, Record record, Planted planted)
-    : workers_(workers), send_(std::move(send)), record_(std::move(record)), planted_(planted) {}
+Shard::Shard(Settings settings, Record record) : settings_(settings), record_(std::move(record)) {}
 
 void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
-  const Key key{header.slot, header.table};
-  if (header.worker >= workers_) return refuse(link, header, "there is no such worker");
-  if (header.incarnation < incarnations_[header.worker])
-    return refuse(link, header, "a newer incarnation of this worker has come");
-  incarnations_[header.worker] = header.incarnation;
-  if (header.kind == StoreKind::kDeclare) return declare(link, header, payload);
-  if (!desks_.contains(key)) return refuse(link, header, "the table is not declared");
+  if (header.worker >= settings_.workers || !is_known(header.kind))
+    return refuse(link, header, Refused::kProtocol, "no correct client sends this");
+  uint32_t& newest = incarnations_[header.worker];
+  if (header.incarnation < newest)
+    return refuse(link, header, Refused::kReplaced, "a newer incarnation of this worker has come");
+  newest = header.incarnation;
+  try {
+    if (header.kind == StoreKind::kTable) return declare_table(link, header, payload);
+    if (header.kind == StoreKind::kDeclare) return declare(link, header, payload);
+  } catch (const std::invalid_argument& error) {
+    return refuse(link, header, Refused::kInvalid, error.what());
+  }
+  const auto found = desks_.find(key_of(header));
+  if (found == desks_.end())
+    return refuse(link, header, Refused::kProtocol, "the table is not declared");
+  Desk& desk = found->second;
+  if (desk.workers[header.worker].incarnation != header.incarnation)
+    return refuse(link, header, Refused::kProtocol, "this worker has not declared the table");
+  if (header.kind == StoreKind::kWho) return who(link, header, desk);
+  if (header.kind == StoreKind::kLeave) return leave(link, header, desk);
+  if (desk.lost >= 0) return refuse_lost(link, header, desk);
   switch (header.kind) {
     case StoreKind::kPush:
-      return push(link, header, payload);
+      return push(link, header, payload, desk);
     case StoreKind::kTick:
-      return tick(link, header);
+      return tick(link, header, desk);
     case StoreKind::kPull:
-      desks_[key].pulls.push_back({link, header});
-      return answer_pulls(key, desks_[key]);
-    case StoreKind::kSet:
-      return set(link, header, payload);
-    case StoreKind::kLeave:
-      return leave(link, header);
+      return pull(link, header, desk);
     default:
-      return refuse(link, header, "clients do not send that");
+      return set(link, header, payload, desk);
   }
 }
 
 void Shard::on_link_down(int link) {
-  for (auto& [key, desk] : desks_)
-    desk.pulls.remove_if([link](const Waiting& pull) { return pull.link == link; });
+  if (const auto queue = queues_.find(link); queue != queues_.end()) {
+    for (const Out& out : queue->second.out)
+      if (out.part != nullptr) --desks_.at(key_of(out.header)).owed;
+    queues_.erase(queue);
+  }
+  for (auto& [key, desk] : desks_) {
+    std::erase_if(desk.pulls, [link](const Waiting& pull) { return pull.link == link; });
+    for (Standing& standing : desk.workers)
+      if (standing.eager == link) standing.eager = -1;
+  }
+  for (auto& [key, waiting] : not_yet_)
+    std::erase_if(waiting, [link](const Waiting& one) { return one.link == link; });
 }
 
 void Shard::on_lost(uint32_t worker) {
+  lost_[worker] = true;
+  for (auto& [key, waiting] : not_yet_)
+    for (const Waiting& one : std::exchange(waiting, {}))
+      if (one.header.version == worker)
+        refuse(one.link, one.header, Refused::kLost,
+               "rank " + std::to_string(worker) + " was lost before it had made the table", worker);
+      else
+        waiting.push_back(one);
   for (auto& [key, desk] : desks_) {
-    desk.building.erase(worker);
-    desk.left.emplace(worker, desk.clocks[worker]);
-    progress(key, desk);
+    if (desk.workers[worker].gone) continue;  // it had left
+    if (!desk.spec().continues) {
+      desk.lost = int(worker);
+      for (const Waiting& pull : std::exchange(desk.pulls, {}))
+        refuse_lost(pull.link, pull.header, desk);
+      for (Standing& standing : desk.workers)
+        if (const int link = std::exchange(standing.eager, -1); link >= 0) {
+          StoreHeader header;
+          header.slot = desk.slot;
+          header.table = desk.table;
+          queue(link, answer(header, StoreKind::kGo, desk));
+        }
+      continue;
+    }
+    gone(desk, worker);
   }
+}
+
+void Shard::on_left(uint32_t worker) {
+  lost_.emplace(worker, false);
+  for (auto& [key, desk] : desks_) gone(desk, worker);
+}
+
+void Shard::gone(Desk& desk, uint32_t worker) {
+  Standing& standing = desk.workers[worker];
+  standing.gone = true;
+  standing.building = false;
+  progress(desk);
 }
 
 // --- messages ---
 
-void Shard::declare(int link, const StoreHeader& header, Bytes payload) {
-  const Key key{header.slot, header.table};
-  TableSpec spec;
-  try {
-    Bytes rest = payload;
-    spec = TableSpec::decode(rest);
-  } catch (const std::invalid_argument& error) {
-    return refuse(link, header, error.what());
+// payload = name | spec of the whole table | declaration as a sentence
+void Shard::declare_table(int link, const StoreHeader& header, Bytes payload) {
+  if (settings_.index != 0)
+    return refuse(link, header, Refused::kProtocol, "the first shard keeps the directory");
+  TableEntry entry = new_entry(header, payload);
+  const auto& known = slots_[0].directory();
+  const auto found = known.find(entry.name);
+  if (found == known.end()) {
+    const auto encoded = entry.encode();
+    const SlotOp op{OpKind::kTable, 0, {}, encoded};
+    if (record_) record_(0, op);
+    slots_[0].apply(op);
+  } else if (found->second.declaration != entry.declaration) {
+    const std::string text = "rank " + std::to_string(found->second.maker) + " declared " +
+                             found->second.declaration + ", rank " + std::to_string(header.worker) +
+                             " " + entry.declaration;
+    return refuse(link, header, Refused::kMismatch, text);
   }
-  const auto found = desks_.find(key);
-  if (found == desks_.end()) {
-    apply(header.slot, {OpKind::kCreate, header.table, {}, payload});
-    desks_.emplace(key, Desk{});
-  } else if (spec_of(key) != spec) {
-    return refuse(link, header,
-                  "declared as " + spec_of(key).describe() + ", and as " + spec.describe());
-  }
-  // What an earlier incarnation had begun to build will not be completed.
-  Desk& desk = desks_[key];
-  const auto building = desk.building.find(header.worker);
-  if (building != desk.building.end() && building->second.author.incarnation < header.incarnation)
-    desk.building.erase(building);
-  desk.left.erase(header.worker);
-  reply(link, header, StoreKind::kDeclared, key);
+  StoreHeader placed = header;
+  placed.kind = StoreKind::kPlaced;
+  queue(link, placed, known.at(entry.name).encode());
 }
 
-void Shard::push(int link, const StoreHeader& header, Bytes payload) {
-  const Key key{header.slot, header.table};
-  Desk& desk = desks_[key];
-  const TableSpec& spec = spec_of(key);
+TableEntry Shard::new_entry(const StoreHeader& header, Bytes payload) const {
+  TableEntry entry;
+  entry.name = take_text(payload);
+  const TableSpec spec = TableSpec::decode(payload);
+  entry.declaration = take_text(payload);
+  if (spec.count > std::numeric_limits<uint64_t>::max() / 16)
+    throw std::invalid_argument("the table is too large");
+  entry.bytes = spec.bytes();
+  entry.maker = header.worker;
+  const auto found = slots_.find(0);
+  static const std::map<std::string, TableEntry> kNone;
+  const auto& known = found == slots_.end() ? kNone : found->second.directory();
+  entry.table = static_cast<uint32_t>(known.size());
+  entry.chunk_bytes = chunk_bytes_for(entry.bytes, settings_.slots);
+  if (entry.chunk_bytes == 0) {
+    const uint64_t most = uint64_t{settings_.slots} * kPartBytesMax;
+    throw std::invalid_argument("it has " + std::to_string(entry.bytes) + " bytes, more than the " +
+                                std::to_string(most) + " that " + std::to_string(settings_.slots) +
+                                " slots can hold");
+  }
+  if (!known.contains(entry.name))
+    entry.slots = place(known, entry.bytes, entry.chunk_bytes, settings_.slots, settings_.shards);
+  return entry;
+}
+
+void Shard::declare(int link, const StoreHeader& header, Bytes payload) {
+  const auto found = desks_.find(key_of(header));
+  if (found != desks_.end()) return welcome(link, header, found->second);
+  if (!(header.flags & kStoreMaker)) {
+    if (const auto lost = lost_.find(uint32_t(header.version)); lost != lost_.end() && lost->second)
+      return refuse(
+          link, header, Refused::kLost,
+          "rank " + std::to_string(header.version) + " was lost before it had made the table",
+          header.version);
+    not_yet_[key_of(header)].push_back({link, header});
+    return;
+  }
+  create(header, payload);
+  welcome(link, header, desks_.at(key_of(header)));
+  if (const auto waiting = not_yet_.extract(key_of(header)))
+    for (const Waiting& one : waiting.mapped())
+      welcome(one.link, one.header, desks_.at(key_of(header)));
+}
+
+void Shard::create(const StoreHeader& header, Bytes payload) {
+  if (header.slot >= settings_.slots || header.slot % settings_.shards != settings_.index)
+    throw std::invalid_argument("this shard does not hold the slot");
+  Bytes rest = payload;
+  if (TableSpec::decode(rest).bytes() > kPartBytesMax)
+    throw std::invalid_argument("the part is too large");
+  const SlotOp op{OpKind::kCreate, header.table, {}, payload};
+  slots_[header.slot].apply(op);
+  if (record_) record_(header.slot, op);
+  Desk desk;
+  desk.slot = header.slot;
+  desk.table = header.table;
+  desk.part = slots_[header.slot].part(header.table);
+  desk.workers.resize(settings_.workers);
+  for (const auto& [worker, loss] : lost_) {
+    desk.workers[worker].gone = true;
+    if (loss && !desk.spec().continues) desk.lost = int(worker);
+  }
+  desks_.emplace(key_of(header), std::move(desk));
+}
+
+// A worker that comes back has a clock here; what its last life had begun to build is forgotten.
+void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
+  if (standing.incarnation < header.incarnation) {
+    standing.incarnation = header.incarnation;
+    standing.number = 0;
+    standing.building = false;
+    standing.gone = false;
+  }
+  standing.declared = true;
+  StoreHeader reply = answer(header, StoreKind::kDeclared, desk);
+  reply.clock = standing.clock;
+  queue(link, reply);
+}
+
+void Shard::push(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
+  const TableSpec& spec = desk.spec();
   if (payload.size() != spec.bytes())
-    return refuse(link, header,
+    return refuse(link, header, Refused::kProtocol,
                   "expected " + std::to_string(spec.bytes()) + " bytes, got " +
                       std::to_string(payload.size()));
-  if (is_news(header)) {
-    build(desk, spec, header, payload);
-    if (!(header.flags & kStorePiece)) {
-      Contribution whole = std::move(desk.building[header.worker]);
-      desk.building.erase(header.worker);
-      whole.author = {header.worker, header.incarnation, header.number, header.clock};
-      complete(key, desk, std::move(whole));
+  if (is_news(header, standing)) {
+    if (!its_turn(header, standing) || header.clock > bound(desk))
+      return put_off(link, header, desk);
+    standing.number = header.number;
+    ++pushes_;
+    const bool piece = header.flags & kStorePiece;
+    if (piece || standing.building) {
+      add(spec, standing.pieces, !std::exchange(standing.building, true), payload);
+      payload = standing.pieces;
+    }
+    if (!piece) {
+      standing.building = false;
+      contribute({header.worker, header.incarnation, header.number, header.clock}, payload, desk);
     }
   }
   if (header.flags & kStoreWants) {
-    desk.pulls.push_back({link, header});
-    answer_pulls(key, desk);
-  } else {
-    reply(link, header, StoreKind::kCommitted, key);
+    pull(link, header, desk);
+    if (desk.pulls.empty() || desk.pulls.back().header.call != header.call) return;  // answered
   }
+  queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
 // Counts empty contributions up to the clock it names; what is being built becomes the first.
-void Shard::tick(int link, const StoreHeader& header) {
-  const Key key{header.slot, header.table};
-  Desk& desk = desks_[key];
-  if (is_news(header) && planted_ != Planted::kLostTick) {
-    while (desk.clocks[header.worker] < header.clock) {
-      Contribution next;
-      if (auto pieces = desk.building.extract(header.worker)) next = std::move(pieces.mapped());
-      next.author = {header.worker, header.incarnation, header.number,
-                     desk.clocks[header.worker] + 1};
-      complete(key, desk, std::move(next));
+void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
+  if (is_news(header, standing)) {
+    if (!its_turn(header, standing)) return put_off(link, header, desk);
+    standing.number = header.number;
+    while (standing.clock < header.clock && settings_.planted != Planted::kLostTick) {
+      const Bytes pieces = standing.building ? Bytes(standing.pieces) : Bytes();
+      standing.building = false;
+      contribute({header.worker, header.incarnation, header.number, standing.clock + 1}, pieces,
+                 desk);
     }
   }
-  reply(link, header, StoreKind::kCommitted, key);
+  queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
-void Shard::set(int link, const StoreHeader& header, Bytes payload) {
-  const Key key{header.slot, header.table};
-  Desk& desk = desks_[key];
-  if (is_news(header)) {
+void Shard::pull(int link, const StoreHeader& header, Desk& desk) {
+  if (!its_turn(header, desk.workers[header.worker])) return put_off(link, header, desk);
+  desk.pulls.push_back({link, header});
+  answer_pulls(desk);
+}
+
+void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
+  if (payload.size() != Update::kEncodedBytes)
+    return refuse(link, header, Refused::kProtocol, "an update has another length");
+  if (is_news(header, standing)) {
+    if (!its_turn(header, standing)) return put_off(link, header, desk);
+    standing.number = header.number;
     const Author author{header.worker, header.incarnation, header.number, 0};
     desk.settings.push_back({header.clock, author, {payload.begin(), payload.end()}});
-    progress(key, desk);
+    progress(desk);
   }
-  reply(link, header, StoreKind::kCommitted, key);
+  queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
-void Shard::leave(int link, const StoreHeader& header) {
-  const Key key{header.slot, header.table};
-  Desk& desk = desks_[key];
-  desk.left.emplace(header.worker, header.clock);
-  reply(link, header, StoreKind::kCommitted, key);
-  progress(key, desk);
+void Shard::leave(int link, const StoreHeader& header, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
+  if (!its_turn(header, standing) && desk.lost < 0) return put_off(link, header, desk);
+  queue(link, answer(header, StoreKind::kCommitted, desk));
+  if (desk.lost < 0) gone(desk, header.worker);
 }
 
-// Whether this push has not been received before; from now on it has.
-bool Shard::is_news(const StoreHeader& header) {
-  Seen& seen = seen_[{header.slot, header.worker}];
-  if (header.incarnation > seen.incarnation) seen = {header.incarnation, 0};
-  if (header.number <= seen.number && planted_ != Planted::kNoDeduplication) return false;
-  seen.number = header.number;
-  return true;
+void Shard::who(int link, const StoreHeader& header, const Desk& desk) {
+  std::vector<std::byte> bytes;
+  for (uint32_t worker = 0; worker < settings_.workers; ++worker) {
+    const Standing& standing = desk.workers[worker];
+    if (standing.gone) continue;
+    put(bytes, worker);
+    put(bytes, uint32_t{standing.declared});
+    put(bytes, standing.clock);
+  }
+  queue(link, answer(header, StoreKind::kBehind, desk), std::move(bytes));
+}
+
+// Whether this has not been received before.
+bool Shard::is_news(const StoreHeader& header, Standing& standing) const {
+  return header.number > standing.number || settings_.planted == Planted::kNoDeduplication;
+}
+
+bool Shard::its_turn(const StoreHeader& header, const Standing& standing) const {
+  return header.slowest <= standing.number;
+}
+
+// Not now: it comes after something that was put off, or is too far ahead.
+void Shard::put_off(int link, const StoreHeader& header, Desk& desk) {
+  desk.workers[header.worker].eager = link;
+  queue(link, answer(header, StoreKind::kLater, desk));
+  say_go(desk);  // what it comes after may have been told to come already
 }
 
 // --- contributions ---
 
-void Shard::build(Desk& desk, const TableSpec& spec, const StoreHeader& header, Bytes payload) {
-  Contribution& building = desk.building[header.worker];
-  building.author = {header.worker, header.incarnation, header.number, 0};
-  building.empty = false;
-  add(spec, building.data, {payload.begin(), payload.end()});
-}
-
-void Shard::complete(const Key& key, Desk& desk, Contribution contribution) {
-  const uint32_t worker = contribution.author.worker;
-  desk.clocks[worker] = std::max(desk.clocks[worker], contribution.author.clock);
-  held_bytes_ += contribution.data.size();
-  desk.ahead[worker].push_back(std::move(contribution));
-  progress(key, desk);
-}
-
-bool Shard::may_take(const Desk& desk, const TableSpec& spec, uint64_t clock) const {
-  return !spec.bounded() || clock <= slowest(desk) + uint64_t(spec.staleness) + 1;
-}
-
-void Shard::take(const Key& key, Desk& desk, Contribution contribution) {
-  held_bytes_ -= contribution.data.size();
-  const TableSpec& spec = spec_of(key);
-  if (spec.in_step()) return join_round(desk, spec, std::move(contribution));
-  const Bytes payload(contribution.data);
-  apply(key.first, {OpKind::kContribute, key.second, {contribution.author}, payload});
-}
-
-void Shard::join_round(Desk& desk, const TableSpec& spec, Contribution contribution) {
-  if (!contribution.empty && !in_order(spec)) {
-    add(spec, desk.sum, std::move(contribution.data));
-    contribution.data.clear();
+void Shard::contribute(const Author& author, Bytes payload, Desk& desk) {
+  const TableSpec& spec = desk.spec();
+  Standing& standing = desk.workers[author.worker];
+  standing.clock = std::max(standing.clock, author.clock);
+  if (!spec.in_step()) {
+    apply(desk, {OpKind::kContribute, desk.table, {author}, payload});
+  } else if (!payload.empty()) {
+    standing.in_round = true;
+    if (in_order(spec))
+      standing.data.assign(payload.begin(), payload.end());
+    else if (!desk.has_sum && slowest(desk) > desk.closed)
+      desk.only = payload;  // the round is complete: nobody has to keep it
+    else
+      add(spec, desk.sum, !std::exchange(desk.has_sum, true), payload);
   }
-  desk.round.emplace(contribution.author.worker, std::move(contribution));
+  progress(desk);
+  desk.only = {};
 }
 
-void Shard::progress(const Key& key, Desk& desk) {
-  const TableSpec& spec = spec_of(key);
-  for (bool moved = true; moved;) {
-    moved = change_settings(key, desk);
-    for (auto& [worker, waiting] : desk.ahead) {
-      // Of a round only one contribution of each.
-      while (!waiting.empty() && may_take(desk, spec, waiting.front().author.clock) &&
-             !desk.round.contains(worker)) {
-        Contribution next = std::move(waiting.front());
-        waiting.pop_front();
-        take(key, desk, std::move(next));
-        moved = true;
-      }
-    }
-    if (spec.in_step() && close_round(key, desk)) moved = true;
+void Shard::progress(Desk& desk) {
+  answer_pulls(desk);
+  while (change_settings(desk) || (desk.spec().in_step() && close_round(desk))) answer_pulls(desk);
+  say_go(desk);
+}
+
+bool Shard::close_round(Desk& desk) {
+  const uint64_t round = desk.closed + 1;
+  const bool early = settings_.planted == Planted::kEarlyClose;
+  SlotOp op{OpKind::kContribute, desk.table, {}, {}};
+  for (uint32_t worker = 0; worker < settings_.workers; ++worker) {
+    const Standing& standing = desk.workers[worker];
+    if (standing.clock >= round)
+      op.authors.push_back({worker, standing.incarnation, standing.number, round});
+    else if (!standing.gone && !early)
+      return false;
   }
-  answer_pulls(key, desk);
-}
-
-// Whether this worker must take part in this round.
-bool Shard::counts(const Desk& desk, uint32_t worker, uint64_t round) const {
-  const auto gone = desk.left.find(worker);
-  return gone == desk.left.end() || gone->second >= round;
-}
-
-bool Shard::close_round(const Key& key, Desk& desk) {
-  if (desk.round.empty()) return false;
-  for (uint32_t worker = 0; worker < workers_ && planted_ != Planted::kEarlyClose; ++worker)
-    if (counts(desk, worker, desk.closed + 1) && !desk.round.contains(worker)) return false;
-  std::vector<std::byte> sum = combined(desk, spec_of(key));
-  if (planted_ == Planted::kHalfSlot)
-    std::fill(sum.begin() + long(sum.size() / 2), sum.end(), std::byte{0});
-  SlotOp op{OpKind::kContribute, key.second, {}, sum};
-  for (const auto& [worker, contribution] : desk.round) op.authors.push_back(contribution.author);
-  apply(key.first, op);
-  desk.round.clear();
-  ++desk.closed;
+  if (op.authors.empty()) return false;
+  uint64_t pushed = 0;
+  op.payload = combined(desk, pushed);
+  apply(desk, op);
+  for (Standing& standing : desk.workers) standing.in_round = false;
+  desk.has_sum = false;
+  desk.only = {};
+  desk.closed = round;
   return true;
 }
 
 // The round's contributions as one; nothing when all were empty.
-std::vector<std::byte> Shard::combined(Desk& desk, const TableSpec& spec) const {
-  std::vector<std::byte> sum = std::exchange(desk.sum, {});
-  uint64_t pushed = 0;
-  for (auto& [worker, contribution] : desk.round) {
-    if (contribution.empty) continue;
+Bytes Shard::combined(Desk& desk, uint64_t& pushed) const {
+  const TableSpec& spec = desk.spec();
+  for (Standing& standing : desk.workers) {
+    if (!standing.in_round) continue;
+    if (in_order(spec)) add(spec, desk.sum, pushed == 0, standing.data);
     ++pushed;
-    if (in_order(spec)) add(spec, sum, std::move(contribution.data));
   }
-  if (spec.mean && pushed > 1) kernels().divide_for(spec.dtype)(sum.data(), spec.count, pushed);
-  return sum;
+  if (pushed == 0) return {};
+  if (spec.mean && pushed > 1)
+    kernels().divide_for(spec.dtype)(desk.sum.data(), spec.count, pushed);
+  if (settings_.planted == Planted::kHalfSlot && desk.only.empty())
+    std::fill(desk.sum.begin() + long(desk.sum.size() / 2), desk.sum.end(), std::byte{0});
+  return desk.only.empty() ? Bytes(desk.sum) : desk.only;
 }
 
-bool Shard::change_settings(const Key& key, Desk& desk) {
-  bool changed = false;
-  while (!desk.settings.empty() &&
-         (!spec_of(key).in_step() || desk.settings.front().after <= desk.closed)) {
-    const Setting setting = std::move(desk.settings.front());
-    desk.settings.pop_front();
-    apply(key.first, {OpKind::kSet, key.second, {setting.author}, setting.numbers});
-    changed = true;
-  }
-  return changed;
+bool Shard::change_settings(Desk& desk) {
+  if (desk.settings.empty()) return false;
+  if (desk.spec().in_step() && desk.settings.front().after > desk.closed) return false;
+  const Setting setting = std::move(desk.settings.front());
+  desk.settings.pop_front();
+  apply(desk, {OpKind::kSet, desk.table, {setting.author}, setting.numbers});
+  return true;
 }
 
-void Shard::answer_pulls(const Key& key, Desk& desk) {
-  const TableSpec& spec = spec_of(key);
+void Shard::answer_pulls(Desk& desk) {
+  if (desk.pulls.empty()) return;
+  const TableSpec& spec = desk.spec();
   const uint64_t now = slowest(desk);
-  for (auto pull = desk.pulls.begin(); pull != desk.pulls.end();) {
-    if (spec.bounded() && pull->header.clock > now + uint64_t(spec.staleness)) {
-      ++pull;
+  std::deque<Waiting> waiting;
+  for (const Waiting& pull : std::exchange(desk.pulls, {})) {
+    // In step, the slowest may be ahead of the rounds that are closed for a moment.
+    const bool due = !spec.bounded() || (pull.header.clock <= now + uint64_t(spec.staleness) &&
+                                         (!spec.in_step() || pull.header.clock <= desk.closed));
+    if (!due) {
+      waiting.push_back(pull);
       continue;
     }
-    const Waiting due = *pull;
-    pull = desk.pulls.erase(pull);
-    reply(due.link, due.header, StoreKind::kValue, key, slots_[key.first].part(key.second)->value);
+    StoreHeader header = answer(pull.header, StoreKind::kValue, desk);
+    const Slot::Part& part = *desk.part;
+    std::vector<std::byte> bytes;
+    if (pull.header.flags & kStoreSummary) {
+      put(bytes, summarize(spec.dtype, part.value.data(), spec.count));
+    } else if (pull.header.flags & kStoreTop) {
+      const size_t most = std::min<size_t>(pull.header.version, kPartBytesMax / sizeof(Ranked));
+      const auto ranked = top(spec.dtype, part.value.data(), spec.count, most);
+      put_bytes(bytes, ranked.data(), ranked.size() * sizeof(Ranked));
+    } else {
+      queue(pull.link, header, {}, &desk);
+      continue;
+    }
+    queue(pull.link, header, std::move(bytes));
+  }
+  desk.pulls = std::move(waiting);
+}
+
+// Who was put off may come again once that can succeed.
+void Shard::say_go(Desk& desk) {
+  for (Standing& standing : desk.workers) {
+    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) continue;
+    StoreHeader header;
+    header.slot = desk.slot;
+    header.table = desk.table;
+    queue(std::exchange(standing.eager, -1), answer(header, StoreKind::kGo, desk));
   }
 }
 
-void Shard::apply(uint32_t slot, const SlotOp& op) {
-  if (record_) record_(slot, op);
-  slots_[slot].apply(op);
+void Shard::apply(Desk& desk, const SlotOp& op) {
+  if (desk.owed > 0 && desk.spec().in_step()) keep_owed(desk);
+  if (record_) record_(desk.slot, op);
+  slots_.at(desk.slot).apply(op, desk.part);
+}
+
+// What is still to be sent is the value before the change.
+void Shard::keep_owed(Desk& desk) {
+  for (auto& [link, queue] : queues_)
+    for (Out& out : queue.out)
+      if (out.part == desk.part) {
+        out.bytes = desk.part->value;
+        out.part = nullptr;
+        --desk.owed;
+      }
 }
 
 // --- what is known ---
@@ -293,37 +467,73 @@ void Shard::apply(uint32_t slot, const SlotOp& op) {
 uint64_t Shard::slowest(const Desk& desk) const {
   uint64_t least = std::numeric_limits<uint64_t>::max();
   uint64_t most = 0;
-  for (uint32_t worker = 0; worker < workers_; ++worker) {
-    const auto found = desk.clocks.find(worker);
-    const uint64_t clock = found == desk.clocks.end() ? 0 : found->second;
-    most = std::max(most, clock);
-    if (!desk.left.contains(worker)) least = std::min(least, clock);
+  for (const Standing& standing : desk.workers) {
+    most = std::max(most, standing.clock);
+    if (!standing.gone) least = std::min(least, standing.clock);
   }
-  if (planted_ == Planted::kWrongMinimum) return most;
+  if (settings_.planted == Planted::kWrongMinimum) return most;
   return std::min(least, most);  // all have left: nobody holds anybody up
 }
 
-const TableSpec& Shard::spec_of(const Key& key) const {
-  return slots_.at(key.first).part(key.second)->spec;
+uint64_t Shard::bound(const Desk& desk) const {
+  const TableSpec& spec = desk.spec();
+  if (!spec.bounded()) return std::numeric_limits<uint64_t>::max();
+  return slowest(desk) + uint64_t(spec.staleness) + 1;
 }
 
-void Shard::reply(int link, const StoreHeader& to, StoreKind kind, const Key& key, Bytes payload) {
-  const Desk& desk = desks_[key];
+// --- answers ---
+
+const StoreMessage* Shard::next(int link) {
+  const auto found = queues_.find(link);
+  if (found == queues_.end() || found->second.out.empty()) return nullptr;
+  const Out& out = found->second.out.front();
+  next_.header = out.header;
+  next_.payload = out.part != nullptr ? Bytes(out.part->value) : Bytes(out.bytes);
+  return &next_;
+}
+
+void Shard::sent(int link) {
+  Queue& queue = queues_.at(link);
+  const Out& out = queue.out.front();
+  queue.bytes -= out.header.bytes;
+  if (out.part != nullptr) --desks_.at(key_of(out.header)).owed;
+  queue.out.pop_front();
+}
+
+bool Shard::wants(int link) const {
+  const auto found = queues_.find(link);
+  return found == queues_.end() || found->second.bytes <= kOwedMax;
+}
+
+StoreHeader Shard::answer(const StoreHeader& to, StoreKind kind, const Desk& desk) const {
   StoreHeader header = to;
   header.kind = kind;
   header.slowest = slowest(desk);
-  header.version = slots_[key.first].part(key.second)->updates;
-  const auto clock = desk.clocks.find(to.worker);
-  if (kind == StoreKind::kDeclared) header.clock = clock == desk.clocks.end() ? 0 : clock->second;
-  header.bytes = payload.size();
-  send_(link, header, payload);
+  header.version = desk.part->updates;
+  return header;
 }
 
-void Shard::refuse(int link, const StoreHeader& to, const std::string& why) {
+void Shard::queue(int link, StoreHeader header, std::vector<std::byte> bytes, Desk* value_of) {
+  Queue& queue = queues_[link];
+  header.bytes = value_of != nullptr ? value_of->part->value.size() : bytes.size();
+  queue.bytes += header.bytes;
+  if (value_of != nullptr) ++value_of->owed;
+  queue.out.push_back({header, std::move(bytes), value_of != nullptr ? value_of->part : nullptr});
+}
+
+void Shard::refuse(int link, const StoreHeader& to, Refused code, const std::string& why,
+                   uint64_t about) {
   StoreHeader header = to;
   header.kind = StoreKind::kRefused;
-  header.bytes = why.size();
-  send_(link, header, std::as_bytes(std::span(why)));
+  header.code = code;
+  header.version = about;
+  const Bytes text = std::as_bytes(std::span(why));
+  queue(link, header, {text.begin(), text.end()});
+}
+
+void Shard::refuse_lost(int link, const StoreHeader& to, const Desk& desk) {
+  refuse(link, to, Refused::kLost, "rank " + std::to_string(desk.lost) + " was lost",
+         uint64_t(desk.lost));
 }
 
 }  // namespace commute

@@ -4,29 +4,38 @@
 // A pure machine: messages and news of members in, messages out; no socket, no clock, no thread.
 // One thread at a time owns it from receive through sum, update and reply.
 //
-//   push --whole?--> contribution --in turn?--> round or value
-//           | piece: added to what this worker builds        | more than s + 1 ahead: kept, in
-//           order
+//   push --its turn, and not too far ahead?--> contribution or piece --whole?--> round or value
+//            | no: answered "later", kept by the client, "go" when it may come again
 //
 // Per part (one table in one slot), with staleness s:
 //   clock(w)   contributions of worker w that have been received, empty ones included
 //   slowest    the smallest clock of the members; who has left or is lost does not count
-//   1. A contribution that makes clock n is taken when n <= slowest + s + 1, else it waits.
+//   1. A worker's messages are taken in the order of its calls: each names the number of what it
+//      comes after. A push that makes clock n is taken when n <= slowest + s + 1. What is not taken
+//      holds no memory here. Ticks are taken however far ahead.
 //   2. s = 0: round n is the n-th contribution of every member. It is applied, once, when all are
-//      there; so at most one round is open. Otherwise a contribution is applied when it is taken.
+//      there; by rule 1 at most one round has data. Otherwise a contribution is applied when it
+//      is taken.
 //   3. A pull at clock n is answered when slowest >= n - s, and with unbounded staleness at once.
 //   4. A push is known by (worker, incarnation, number): one that was received already is answered
 //      and not counted again. An older incarnation is refused.
+//   5. A member that is lost does not count any more where the table goes on (`continues`);
+//      elsewhere everybody who waits, or comes later, is told.
 //
-// Memory: per open round one accumulator (deterministic, and `assign`: one per worker), plus what
-// waits by rule 1, which the client bounds.
+// Answers wait in a queue per link. A value is not copied into it: what is sent is the part as it
+// is then, which with s > 0 may be newer, and with s = 0 is copied just before the next round
+// changes it. A client that owes reading more than kOwedMax is not read from.
+//
+// Memory: per open round one accumulator (deterministic, and `assign`: one per worker), per worker
+// that builds a contribution of several pieces one more, and kOwedMax per link.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "store/message.h"
@@ -37,88 +46,134 @@ namespace commute {
 
 class Shard {
  public:
-  // Sends a message on a link; the payload is valid during the call.
-  using Send = std::function<void(int link, const StoreHeader& header, Bytes payload)>;
+  static constexpr size_t kOwedMax = 64 << 20;
+
+  struct Settings {
+    uint32_t workers = 1;  // members are 0 to workers - 1
+    uint32_t index = 0;    // of `shards`; the first keeps the directory
+    uint32_t shards = 1;
+    uint32_t slots = kSlots;  // of the whole store
+    Planted planted = Planted::kNone;
+  };
   // Told of every op before it is applied.
   using Record = std::function<void(uint32_t slot, const SlotOp& op)>;
 
-  // Members are the workers 0 to `workers` - 1.
-  Shard(uint32_t workers, Send send, Record record = {}, Planted planted = Planted::kNone);
+  explicit Shard(Settings settings, Record record = {});
 
   void on_message(int link, const StoreHeader& header, Bytes payload);
   void on_link_down(int link);    // nobody waits on it for an answer any more
   void on_lost(uint32_t worker);  // by the coordinator's word; what arrived whole stays
+  void on_left(uint32_t worker);  // it has ended in peace
+
+  // The next answer for this link, or nothing; `sent` takes it off the queue.
+  const StoreMessage* next(int link);
+  void sent(int link);
+  // Whether this link should be read from.
+  bool wants(int link) const;
 
   const std::map<uint32_t, Slot>& slots() const { return slots_; }
-  size_t held_bytes() const { return held_bytes_; }  // of contributions that wait
+  uint64_t pushes() const { return pushes_; }  // taken
 
  private:
-  struct Contribution {
-    Author author;
-    bool empty = true;
-    std::vector<std::byte> data;
+  struct Out {  // an answer
+    StoreHeader header;
+    std::vector<std::byte> bytes;
+    const Slot::Part* part = nullptr;  // instead of bytes: its value
   };
-  struct Setting {   // new numbers of an update
-    uint64_t after;  // this round
-    Author author;
-    std::vector<std::byte> numbers;
-  };
-  struct Waiting {  // a pull
+  struct Waiting {  // a pull, or a declaration
     int link;
     StoreHeader header;
   };
-  struct Seen {  // what has been received of a worker
+  struct Setting {       // new numbers of an update
+    uint64_t after = 0;  // this round
+    Author author;
+    std::vector<std::byte> numbers;
+  };
+  struct Standing {  // of one worker in one part
+    uint64_t clock = 0;
     uint32_t incarnation = 0;
-    uint64_t number = 0;
+    uint64_t number = 0;  // the last received
+    bool declared = false;
+    bool gone = false;      // left or lost, with this clock
+    bool building = false;  // there are pieces
+    bool in_round = false;  // it has pushed in the open round
+    int eager = -1;         // the link that was told "later"
+    std::vector<std::byte> pieces;
+    std::vector<std::byte> data;  // in the open round, where the order matters
   };
   // What a part has beside the slot's state.
   struct Desk {
-    std::map<uint32_t, uint64_t> clocks;        // received, by worker
-    std::map<uint32_t, uint64_t> left;          // last clocks of those who left, or are lost
-    std::map<uint32_t, Contribution> building;  // pieces, by worker
-    std::map<uint32_t, std::list<Contribution>> ahead;  // rule 1, by worker
-    std::map<uint32_t, Contribution> round;             // the open round, by worker
-    std::vector<std::byte> sum;                         // of those in it, where order is no matter
-    uint64_t closed = 0;                                // rounds
-    std::list<Setting> settings;                        // that wait for a round to close
-    std::list<Waiting> pulls;
+    uint32_t slot = 0;
+    uint32_t table = 0;
+    Slot::Part* part = nullptr;
+    std::vector<Standing> workers;
+    std::vector<std::byte> sum;  // of the open round, where order is no matter
+    bool has_sum = false;
+    Bytes only;           // while the round of a single contribution is closed: that contribution
+    uint64_t closed = 0;  // rounds
+    std::deque<Setting> settings;
+    std::deque<Waiting> pulls;
+    size_t owed = 0;  // answers in queues that will be this part's value
+    int lost = -1;    // a member, where the table does not go on
+
+    const TableSpec& spec() const { return part->spec; }
   };
-  using Key = std::pair<uint32_t, uint32_t>;  // slot, table
+  using Key = uint64_t;  // slot and table
+  static Key key_of(const StoreHeader& header) {
+    return uint64_t{header.slot} << 32 | header.table;
+  }
 
+  void declare_table(int link, const StoreHeader& header, Bytes payload);
+  TableEntry new_entry(const StoreHeader& header, Bytes payload) const;
   void declare(int link, const StoreHeader& header, Bytes payload);
-  void push(int link, const StoreHeader& header, Bytes payload);
-  void tick(int link, const StoreHeader& header);
-  void set(int link, const StoreHeader& header, Bytes payload);
-  void leave(int link, const StoreHeader& header);
+  void create(const StoreHeader& header, Bytes payload);
+  void welcome(int link, const StoreHeader& header, Desk& desk);
+  void push(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void tick(int link, const StoreHeader& header, Desk& desk);
+  void pull(int link, const StoreHeader& header, Desk& desk);
+  void set(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void leave(int link, const StoreHeader& header, Desk& desk);
+  void who(int link, const StoreHeader& header, const Desk& desk);
 
-  bool is_news(const StoreHeader& header);
-  void build(Desk& desk, const TableSpec& spec, const StoreHeader& header, Bytes payload);
-  void complete(const Key& key, Desk& desk, Contribution contribution);
-  bool may_take(const Desk& desk, const TableSpec& spec, uint64_t clock) const;
-  void take(const Key& key, Desk& desk, Contribution contribution);
-  void join_round(Desk& desk, const TableSpec& spec, Contribution contribution);
-  std::vector<std::byte> combined(Desk& desk, const TableSpec& spec) const;
-  void progress(const Key& key, Desk& desk);  // takes what may be taken, closes, answers
-  bool close_round(const Key& key, Desk& desk);
-  bool change_settings(const Key& key, Desk& desk);
-  void answer_pulls(const Key& key, Desk& desk);
-  void apply(uint32_t slot, const SlotOp& op);
+  bool is_news(const StoreHeader& header, Standing& standing) const;
+  // Whether what it comes after has been taken.
+  bool its_turn(const StoreHeader& header, const Standing& standing) const;
+  void put_off(int link, const StoreHeader& header, Desk& desk);
+  void contribute(const Author& author, Bytes payload, Desk& desk);
+  void progress(Desk& desk);  // closes rounds, changes settings, answers
+  bool close_round(Desk& desk);
+  Bytes combined(Desk& desk, uint64_t& pushed) const;
+  bool change_settings(Desk& desk);
+  void answer_pulls(Desk& desk);
+  void say_go(Desk& desk);
+  void keep_owed(Desk& desk);
+  void apply(Desk& desk, const SlotOp& op);
+  void gone(Desk& desk, uint32_t worker);
 
   uint64_t slowest(const Desk& desk) const;
-  bool counts(const Desk& desk, uint32_t worker, uint64_t round) const;
-  const TableSpec& spec_of(const Key& key) const;
-  void reply(int link, const StoreHeader& to, StoreKind kind, const Key& key, Bytes payload = {});
-  void refuse(int link, const StoreHeader& to, const std::string& why);
+  uint64_t bound(const Desk& desk) const;  // the largest clock that may be reached now
+  StoreHeader answer(const StoreHeader& to, StoreKind kind, const Desk& desk) const;
+  void queue(int link, StoreHeader header, std::vector<std::byte> bytes = {},
+             Desk* value_of = nullptr);
+  void refuse(int link, const StoreHeader& to, Refused code, const std::string& why,
+              uint64_t about = 0);
+  void refuse_lost(int link, const StoreHeader& to, const Desk& desk);
 
-  const uint32_t workers_;
-  Send send_;
+  const Settings settings_;
   Record record_;
-  const Planted planted_;
   std::map<uint32_t, Slot> slots_;
-  std::map<Key, Desk> desks_;
-  std::map<std::pair<uint32_t, uint32_t>, Seen> seen_;  // by slot and worker
-  std::map<uint32_t, uint32_t> incarnations_;           // the newest of each worker
-  size_t held_bytes_ = 0;
+  std::unordered_map<Key, Desk> desks_;
+  std::map<Key, std::vector<Waiting>> not_yet_;  // declarations of parts that their maker has not
+                                                 // made yet
+  std::map<uint32_t, uint32_t> incarnations_;    // the newest of each worker
+  struct Queue {
+    std::deque<Out> out;
+    size_t bytes = 0;
+  };
+  std::unordered_map<int, Queue> queues_;  // by link
+  StoreMessage next_;
+  std::map<uint32_t, bool> lost_;  // and whether it was a loss
+  uint64_t pushes_ = 0;
 };
 
 }  // namespace commute

@@ -2,9 +2,9 @@
 // A slot: the unit that a store keeps, and later moves, replicates and saves.
 //
 // It holds one part of each table that has a chunk here: value, the update's state, how often it
-// was updated, each worker's clock; and, for all of them, the last push applied of each worker. All
-// of that changes only by `apply(op)`. Ops are bytes: whoever has a slot's ops can make the slot
-// anew, bit for bit, and a slot at some op plus the ops after it is the slot now.
+// was updated, and of each worker its clock and the last push applied. Slot 0 holds the directory
+// too. All of that changes only by `apply(op)`. Ops are bytes: whoever has a slot's ops can make
+// the slot anew, bit for bit, and a slot at some op plus the ops after it is the slot now.
 //
 //   op = header | authors | payload
 //
@@ -16,8 +16,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "store/directory.h"
 #include "store/message.h"
 #include "store/update.h"
 
@@ -27,6 +29,7 @@ struct TableSpec {
   Dtype dtype = Dtype::kFloat32;
   bool mean = false;           // rounds are divided by the number of workers that pushed
   bool deterministic = false;  // rounds are added up in rank order
+  bool continues = false;      // when a member is lost
   int32_t staleness = 0;       // -1: unbounded
   uint64_t count = 0;          // elements of this part
   Update update;
@@ -38,8 +41,7 @@ struct TableSpec {
   std::string describe() const;
 
   static constexpr size_t kEncodedBytes = 16 + Update::kEncodedBytes;
-  // Followed by the first value.
-  std::vector<std::byte> encode(Bytes first) const;
+  std::vector<std::byte> encode() const;
   // Takes what it needs from the front of `bytes`. Raises std::invalid_argument.
   static TableSpec decode(Bytes& bytes);
 };
@@ -55,9 +57,11 @@ struct Author {
 };
 
 enum class OpKind : uint8_t {
-  kCreate = 1,      // payload: spec, then the first value
+  kCreate = 1,      // payload: spec, then the first value: all of it, one element for all, or none
+                    // for zeros
   kContribute = 2,  // payload: what goes into the value; none for empty contributions
-  kSet = 3,         // payload: the update's new numbers
+  kSet = 3,         // payload: an update whose numbers are new, or NaN where nothing changes
+  kTable = 4,       // payload: an entry of the directory
 };
 
 struct SlotOp {
@@ -73,33 +77,36 @@ struct SlotOp {
 
 class Slot {
  public:
+  struct Last {
+    uint32_t incarnation = 0;
+    uint64_t number = 0;
+  };
   struct Part {
     TableSpec spec;
     std::vector<std::byte> value;
     std::vector<std::vector<std::byte>> states;
     uint64_t updates = 0;                 // contributions, or rounds, in the value
     std::map<uint32_t, uint64_t> clocks;  // by worker
+    std::map<uint32_t, Last> last;        // push applied, by worker; of its newest incarnation
   };
 
-  void apply(const SlotOp& op);
+  // The part of an op's table, for callers that have it at hand, saves the look-up. Raises
+  // std::invalid_argument, and then nothing has changed.
+  void apply(const SlotOp& op, Part* part = nullptr);
 
   const Part* part(uint32_t table) const;
+  Part* part(uint32_t table) { return const_cast<Part*>(std::as_const(*this).part(table)); }
   const std::map<uint32_t, Part>& parts() const { return parts_; }
-  // The last push applied of this incarnation of a worker; 0 for none.
-  uint64_t last(uint32_t worker, uint32_t incarnation) const;
+  const std::map<std::string, TableEntry>& directory() const { return directory_; }
   // Everything above as bytes, to compare slots.
   std::vector<std::byte> image() const;
 
  private:
   void create(const SlotOp& op);
-  void contribute(const SlotOp& op);
+  static void contribute(const SlotOp& op, Part& part);
 
-  struct Last {
-    uint32_t incarnation = 0;
-    uint64_t number = 0;
-  };
   std::map<uint32_t, Part> parts_;  // by table
-  std::map<uint32_t, Last> last_;   // by worker; of its newest incarnation
+  std::map<std::string, TableEntry> directory_;
 };
 
 }  // namespace commute

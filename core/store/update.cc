@@ -16,7 +16,9 @@ namespace {
 struct EncodedUpdate {
   UpdateKind kind;
   uint8_t nesterov;
-  uint8_t reserved[6];
+  uint8_t semiring;
+  ReduceOp times;
+  uint8_t reserved[4];
   double numbers[7];
 };
 static_assert(sizeof(EncodedUpdate) == Update::kEncodedBytes);
@@ -135,15 +137,32 @@ ReduceOp Update::combines_by() const {
 
 std::string Update::describe() const {
   std::string text = name(kind);
+  if (semiring) return "Semiring(add=" + text + ", mul=" + name(times) + ")";
   if (!optimizes()) return text;
-  char numbers[64];
-  std::snprintf(numbers, sizeof numbers, "(lr=%g)", lr);
-  return text + numbers;
+  const auto add = [&](const char* what, double number, bool first = false) {
+    char piece[64];
+    std::snprintf(piece, sizeof piece, "%s%s=%g", first ? "(" : ", ", what, number);
+    text += piece;
+  };
+  add("lr", lr, true);
+  if (kind == UpdateKind::kMomentum) add("momentum", momentum);
+  if (kind == UpdateKind::kMomentum && dampening != 0) add("dampening", dampening);
+  if (nesterov) text += ", nesterov";
+  if (kind == UpdateKind::kAdam) {
+    add("beta1", momentum);
+    add("beta2", dampening);
+  }
+  if (kind == UpdateKind::kAdam || kind == UpdateKind::kAdagrad) add("eps", eps);
+  if (lr_decay != 0) add("lr_decay", lr_decay);
+  if (initial != 0) add("initial", initial);
+  if (weight_decay != 0) add("weight_decay", weight_decay);
+  return text + ")";
 }
 
 std::vector<std::byte> Update::encode() const {
   const EncodedUpdate encoded{
-      kind, nesterov, {}, {lr, weight_decay, momentum, dampening, eps, lr_decay, initial}};
+      kind,  nesterov, semiring,
+      times, {},       {lr, weight_decay, momentum, dampening, eps, lr_decay, initial}};
   std::vector<std::byte> bytes(sizeof encoded);
   std::memcpy(bytes.data(), &encoded, sizeof encoded);
   return bytes;
@@ -153,10 +172,28 @@ Update Update::decode(std::span<const std::byte> bytes) {
   EncodedUpdate encoded;
   if (bytes.size() != sizeof encoded) throw std::invalid_argument("an update has another length");
   std::memcpy(&encoded, bytes.data(), sizeof encoded);
-  if (static_cast<int>(encoded.kind) >= kUpdateKinds)
+  if (static_cast<int>(encoded.kind) >= kUpdateKinds || index(encoded.times) >= kReduceOpCount)
     throw std::invalid_argument("there is no such update");
   const auto& n = encoded.numbers;
-  return {encoded.kind, encoded.nesterov != 0, n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
+  return {encoded.kind,
+          encoded.nesterov != 0,
+          encoded.semiring != 0,
+          encoded.times,
+          n[0],
+          n[1],
+          n[2],
+          n[3],
+          n[4],
+          n[5],
+          n[6]};
+}
+
+Update Update::changed_by(const Update& change) const {
+  Update changed = *this;
+  for (double Update::* number : {&Update::lr, &Update::weight_decay, &Update::momentum,
+                                  &Update::dampening, &Update::eps, &Update::lr_decay})
+    if (!std::isnan(change.*number)) changed.*number = change.*number;
+  return changed;
 }
 
 double initial_state(const Update& update) {

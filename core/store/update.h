@@ -3,6 +3,7 @@
 //
 //   sum       value += g                    assign   value = g
 //   min, max  value = min(value, g) ...     prod     value *= g
+//   a semiring's addition is one of these; its multiplication is done by whoever pushes
 //   sgd       value -= lr * g
 //   momentum  b = momentum * b + (1 - dampening) * g, at first b = g;  value -= lr * b
 //             nesterov: value -= lr * (g + momentum * b)
@@ -42,6 +43,8 @@ const char* name(UpdateKind kind);
 struct Update {
   UpdateKind kind = UpdateKind::kSum;
   bool nesterov = false;
+  bool semiring = false;
+  ReduceOp times = ReduceOp::kProd;  // what a push's scale does
   double lr = 0;
   double weight_decay = 0;
   double momentum = 0;   // adam: b1
@@ -63,6 +66,8 @@ struct Update {
   std::vector<std::byte> encode() const;
   // Raises std::invalid_argument.
   static Update decode(std::span<const std::byte> bytes);
+  // With the numbers of `change` that are numbers (not NaN).
+  Update changed_by(const Update& change) const;
 };
 
 // `states` as many arrays as the update keeps. Nothing may overlap.

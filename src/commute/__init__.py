@@ -5,6 +5,7 @@ The map, from what you call to what moves bytes:
 
     _init      commute.init(): which job is this process part of, and joining it
     _group     Group: ranks and collectives
+    store/     Store: tables, push, pull, clocks; servers
     plan/      algorithms as data, proved before they run (pure)
     cluster/   launching, joining, the coordinator
     watch/     what happened: the recorder
@@ -15,6 +16,7 @@ The map, from what you call to what moves bytes:
 
 from commute._errors import (
     AbandonedError,
+    ArrayError,
     AuthenticationError,
     ClosedError,
     CommuteError,
@@ -23,14 +25,22 @@ from commute._errors import (
     MismatchError,
     OperationTimeoutError,
     PeerLostError,
+    SettingError,
+    SlotLostError,
+    UnknownTableError,
 )
 from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.store.updates import SGD, Adagrad, Adam, Momentum, Semiring
 
 __all__ = [
+    "SGD",
     "AbandonedError",
+    "Adagrad",
+    "Adam",
+    "ArrayError",
     "AuthenticationError",
     "ClosedError",
     "CommuteError",
@@ -39,8 +49,13 @@ __all__ = [
     "Handle",
     "JoinError",
     "MismatchError",
+    "Momentum",
     "OperationTimeoutError",
     "PeerLostError",
+    "Semiring",
+    "SettingError",
+    "SlotLostError",
+    "UnknownTableError",
     "__version__",
     "init",
 ]

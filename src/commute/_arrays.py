@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from commute._errors import ArrayError
+
 # The codes of the core (core/dtype.h).
 CODES: Final[dict[str, int]] = {
     "int8": 0,
@@ -82,26 +84,26 @@ def _is_tensor(x: Any) -> bool:
 def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
     torch = sys.modules["torch"]
     if x.device.type != "cpu":
-        raise TypeError(f"{call} works on CPU memory, got a tensor on {x.device}; pass x.cpu()")
+        raise ArrayError(f"{call} works on CPU memory, got a tensor on {x.device}; pass x.cpu()")
     name = str(x.dtype).removeprefix("torch.")
     if name not in CODES:
-        raise TypeError(_unknown(call, name))
+        raise ArrayError(_unknown(call, name))
     if x.layout != torch.strided or x.is_neg():
-        raise TypeError(
+        raise ArrayError(
             f"{call} expected a plain dense tensor, got {x.layout}; make it dense first"
         )
     if written and not x.is_leaf and x.requires_grad:
-        raise ValueError(
+        raise ArrayError(
             f"{call} would overwrite a tensor that autograd still needs; pass x.detach()"
         )
     x = x.detach()
     if not x.is_contiguous():
         if written:
-            raise ValueError(_strided(call, tuple(x.shape), "x.contiguous()"))
+            raise ArrayError(_strided(call, tuple(x.shape), "x.contiguous()"))
         x = x.contiguous()
     count = x.numel()
     if count and not x.data_ptr():
-        raise TypeError(f"{call} expected a tensor with memory of its own, got one without")
+        raise ArrayError(f"{call} expected a tensor with memory of its own, got one without")
     return Buffer(x.data_ptr(), count, CODES[name], tuple(x.shape), count * x.element_size(), x)
 
 
@@ -110,15 +112,17 @@ def _as_numpy(x: Any, call: str) -> np.ndarray[Any, Any]:
         return x
     if hasattr(x, "__dlpack__") and not isinstance(x, np.generic):
         if x.__dlpack_device__()[0] != _CPU:
-            raise TypeError(f"{call} works on CPU memory, got {_kind(x)} on a device; pass x.cpu()")
+            raise ArrayError(
+                f"{call} works on CPU memory, got {_kind(x)} on a device; pass x.cpu()"
+            )
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError) as error:
-            raise TypeError(f"{call} cannot use this {_kind(x)} through DLPack: {error}") from None
+            raise ArrayError(f"{call} cannot use this {_kind(x)} through DLPack: {error}") from None
     try:
         return np.asarray(memoryview(x))
     except TypeError:
-        raise TypeError(
+        raise ArrayError(
             f"{call} expected an array (NumPy, torch, buffer protocol or DLPack), got {_kind(x)};"
             " pass numpy.asarray(x)"
         ) from None
@@ -129,18 +133,18 @@ def _array(x: np.ndarray[Any, Any], call: str, *, written: bool) -> Buffer:
     if code is None:
         # ml_dtypes' bfloat16 is a user-defined dtype: it has a name, but no type number of its own.
         if x.dtype.name != "bfloat16" or x.dtype.itemsize != 2:
-            raise TypeError(_unknown(call, str(x.dtype)))
+            raise ArrayError(_unknown(call, str(x.dtype)))
         code = CODES["bfloat16"]
     if not x.flags.c_contiguous:
         if written:
-            raise ValueError(_strided(call, x.shape, "numpy.ascontiguousarray(x)"))
+            raise ArrayError(_strided(call, x.shape, "numpy.ascontiguousarray(x)"))
         x = np.ascontiguousarray(x)
     if written and not x.flags.writeable:
-        raise ValueError(
+        raise ArrayError(
             f"{call} writes into its array, got a read-only one; pass x.copy() or out="
         )
     if not x.flags.aligned:
-        raise ValueError(f"{call} expected an array aligned to its elements; pass x.copy()")
+        raise ArrayError(f"{call} expected an array aligned to its elements; pass x.copy()")
     return Buffer(x.__array_interface__["data"][0], x.size, code, x.shape, x.nbytes, x)
 
 

@@ -9,6 +9,10 @@
     ├── OperationTimeoutError   the deadline passed (also a TimeoutError)
     ├── AbandonedError          another rank gave up the operation this one waits in
     ├── ClosedError             the group, or what belongs to it, was closed before
+    ├── ArrayError              an array that does not fit (also a ValueError and a TypeError)
+    ├── SettingError            a setting that cannot be (also a ValueError)
+    ├── UnknownTableError       the store has no such table (also a LookupError)
+    ├── SlotLostError           a server is gone, and with it a part of a store
     └── ForkedError             the group was made before a fork and is used after it
 
 What the message says is also on the exception as attributes. They are keyword-only, and every
@@ -21,6 +25,7 @@ from typing import Any
 
 __all__ = [
     "AbandonedError",
+    "ArrayError",
     "AuthenticationError",
     "ClosedError",
     "CommuteError",
@@ -29,6 +34,9 @@ __all__ = [
     "MismatchError",
     "OperationTimeoutError",
     "PeerLostError",
+    "SettingError",
+    "SlotLostError",
+    "UnknownTableError",
 ]
 
 
@@ -137,3 +145,19 @@ class ClosedError(CommuteError):
 
 class ForkedError(CommuteError):
     """The group was made before a fork and is used in the child process."""
+
+
+class ArrayError(CommuteError, ValueError, TypeError):
+    """An array of the wrong kind, shape, dtype or length, or with contents that are refused."""
+
+
+class SettingError(CommuteError, ValueError):
+    """A setting that cannot be: an unknown update, a number out of range."""
+
+
+class UnknownTableError(CommuteError, LookupError):
+    """The store has no table of this name."""
+
+
+class SlotLostError(CommuteError):
+    """A server is gone, and with it the slots it held; nothing is made up in their place."""

@@ -13,24 +13,33 @@ submit in the same order.
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from commute import _core
 from commute import plan as plans
 from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._errors import CommuteError
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
 
+if TYPE_CHECKING:
+    from commute.store.links import StoreLinks
+    from commute.store.store import Store
+
+_log = logging.getLogger("commute")
+
 # The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
 _OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
+LEAVE_SECONDS: Final = 30.0
 _NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
 
 
@@ -86,6 +95,9 @@ class Group:
         self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
         self._binding = threading.Lock()
         self._fast: FastCalls | None = None  # the compiled call path, in shared memory
+        self._stores: list[Store] = []
+        self._store_links: StoreLinks | None = None  # to the servers, which all stores share
+        self._opening_store = threading.Lock()
 
     def __repr__(self) -> str:
         state = ", closed" if self._runner.closed else ""
@@ -291,8 +303,51 @@ class Group:
 
     # ---- life ----
 
+    def store(
+        self,
+        name: str = "default",
+        *,
+        staleness: int | None = 0,
+        deterministic: bool = False,
+        on_loss: str | None = None,
+        timeout: float | None = None,
+    ) -> Store:
+        """A named set of tables on servers, to push to and pull from; all ranks call this.
+
+        The first store of a group starts its servers: one per host, or as many as `commute run
+        --servers` says. In a world of one there is none; the tables are in this process.
+
+        Args:
+            staleness: how many contributions a worker may be ahead of the slowest when it pulls: 0
+                keeps all in step, None never waits. Tables may override it.
+            deterministic: at staleness 0, add each round up in rank order, so that equal inputs
+                give equal bits.
+            on_loss: "raise" when a worker is lost (the default at staleness 0), or "continue"
+                without it (the default otherwise).
+            timeout: of the store's waits; by default the group's.
+        """
+        from commute.store.store import Store
+
+        self._runner.check()
+        with self._opening_store:
+            if self._store_links is None:
+                self._store_links = self._wiring.stores(self)
+        made = Store(
+            self._store_links,
+            name,
+            staleness=staleness,
+            deterministic=deterministic,
+            on_loss=on_loss,
+            timeout=self.timeout if timeout is None else timeout,
+        )
+        self._stores.append(made)
+        return made
+
     def close(self) -> None:
-        """Leave: local, bounded and idempotent. Operations that are under way here are given up."""
+        """Leave: local, bounded and idempotent. Operations that are under way here are given up.
+
+        A rank that started servers waits for their end, that is until the last worker has left.
+        """
         self._close("")
 
     def __enter__(self) -> Group:
@@ -333,9 +388,21 @@ class Group:
         for collective in TAKEN_OVER:
             self.__dict__.pop(collective.label, None)  # it holds this group
         self._fast = None
+        links, self._store_links = self._store_links, None
+        if links is not None and not failed and links.usable:
+            self._leave_stores()
         self._runner.close(failed)
         self._wiring.close()
+        if links is not None:
+            links.close(well=not failed)
         atexit.unregister(self._close_at_exit)
+
+    def _leave_stores(self) -> None:
+        for store in self._stores:
+            try:
+                store.leave(timeout=min(LEAVE_SECONDS, store.timeout))
+            except CommuteError as error:
+                _log.warning("rank %d could not leave %r well: %s", self.rank, store.name, error)
 
     def _close_at_exit(self) -> None:
         """A program that ends without closing still says goodbye, and whether it failed."""

@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING
 
 from commute import _core
+from commute._errors import JoinError
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
@@ -24,6 +25,7 @@ from commute._wiring import ReadyWiring
 
 if TYPE_CHECKING:
     from commute.cluster.environment import Place
+    from commute.store.links import StoreLinks
 
 _log = logging.getLogger("commute")
 
@@ -87,7 +89,7 @@ def init(
         timeout, peer_timeout, join_timeout, bind, advertise, records, shared_memory
     )
     _log.info("%s", place.describe())
-    group = _alone(settings) if place.size == 1 else _member(place, name, settings)
+    group = _alone(place, name, settings) if place.size == 1 else _member(place, name, settings)
     atexit.register(group._close_at_exit)
     return group
 
@@ -106,7 +108,7 @@ def _member(place: Place, name: str, settings: Settings) -> Group:
     return member_group(place, name, settings)
 
 
-def _alone(settings: Settings) -> Group:
+def _alone(place: Place, name: str, settings: Settings) -> Group:
     engine = _core.Engine(0, 1, 0, 1)
     host = os.uname().nodename
     runner = Runner(
@@ -115,6 +117,18 @@ def _alone(settings: Settings) -> Group:
         [Peer(0, host, os.getpid())],
         records=(settings.records, f"commute-alone-rank0-{os.getpid()}"),
     )
-    return Group(
-        runner, ReadyWiring("loopback"), rank=0, size=1, host=host, timeout=settings.timeout
-    )
+
+    def stores(group: Group) -> StoreLinks:
+        # Alone, a store needs no server: its shard is run by whoever calls.
+        if not settings.servers and not settings.remote_servers:
+            from commute.store.links import Embedded
+
+            return Embedded(settings.replays)
+        from commute.store.gather import Invitation, gather
+
+        if place.coordinator is None or place.token is None:
+            raise JoinError("servers were asked for; start this program with `commute run -n 1`")
+        return gather(group, Invitation(place.coordinator, place.token, place.run, name, settings))
+
+    wiring = ReadyWiring("loopback", stores)
+    return Group(runner, wiring, rank=0, size=1, host=host, timeout=settings.timeout)

@@ -34,6 +34,8 @@ from commute.cluster.environment import Place
 from commute.cluster.join import Membership, join
 from commute.cluster.rendezvous import find_coordinator
 from commute.plan.choose import SLOT_BYTES
+from commute.store.gather import Invitation, gather
+from commute.store.links import StoreLinks
 
 _log = logging.getLogger("commute")
 
@@ -56,11 +58,13 @@ def member_group(place: Place, name: str, settings: Settings) -> Group:
         bind=settings.bind,
         advertise=settings.advertise,
     )
-    return _assemble(membership, connector, settings)
+    invitation = Invitation(address, token, place.run, name, settings)
+    return _assemble(membership, connector, invitation)
 
 
-def _assemble(membership: Membership, connector: Connector, settings: Settings) -> Group:
+def _assemble(membership: Membership, connector: Connector, invitation: Invitation) -> Group:
     """Engine, health thread and wiring: a group."""
+    settings = invitation.settings
     # The ranks meet in an epoch of their own, so that the first call of the program is operation 1.
     meeting = 2 * membership.epoch
     engine = _core.Engine(membership.rank, membership.size, 0, meeting)
@@ -77,7 +81,7 @@ def _assemble(membership: Membership, connector: Connector, settings: Settings) 
         records=(settings.records, name.replace("/", "_")),
     )
     place = "loopback" if _on_one_host(membership) else "tcp"
-    wiring = MemberWiring(engine, health, connector, place)
+    wiring = MemberWiring(engine, health, connector, place, invitation)
     group = Group(
         runner,
         wiring,
@@ -202,9 +206,15 @@ class MemberWiring:
     """
 
     def __init__(
-        self, engine: _core.Engine, health: _core.Health, connector: Connector, place: str
+        self,
+        engine: _core.Engine,
+        health: _core.Health,
+        connector: Connector,
+        place: str,
+        invitation: Invitation,
     ) -> None:
         self.place = place
+        self._invitation = invitation
         self.near: frozenset[int] = frozenset()
         self._engine = engine
         self._connector = connector
@@ -246,6 +256,9 @@ class MemberWiring:
             return
         found = self._connector.connect_shared(peer, through, deadline, check)
         self._engine.add_shared_link(peer, found.socket, found.segment, found.dialled, pair)
+
+    def stores(self, group: Group) -> StoreLinks:
+        return gather(group, self._invitation)
 
     def close(self) -> None:
         self._connector.close()

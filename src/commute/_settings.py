@@ -28,6 +28,11 @@ class Settings:
         self.advertise = advertise or os.environ.get("COMMUTE_ADVERTISE")
         self.records = records or os.environ.get("COMMUTE_RECORDS")
         self.shared_memory = _switch("shared_memory", shared_memory)
+        # Of stores: servers per host, by default one; shards per server; servers started by hand.
+        self.servers = _whole("COMMUTE_SERVERS")
+        self.shards = _whole("COMMUTE_SHARDS")
+        self.remote_servers = _whole("COMMUTE_REMOTE_SERVERS") or 0
+        self.replays = os.environ.get("COMMUTE_REPLAYS")  # a folder; for tests
 
 
 def _switch(name: str, given: bool | None) -> bool:
@@ -36,6 +41,15 @@ def _switch(name: str, given: bool | None) -> bool:
     if given is None and text not in ("0", "1"):
         raise JoinError(f"expected {variable} to be 0 or 1, got {text!r}")
     return text == "1" if given is None else given
+
+
+def _whole(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise JoinError(f"expected {variable} to be a whole number, got {text!r}")
+    return int(text)
 
 
 def _seconds(name: str, given: float | None, default: float) -> float:

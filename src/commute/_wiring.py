@@ -3,13 +3,17 @@
 
 A group asks for links to the peers of a plan before it first runs it. Between
 processes they are dialled or awaited then (_member); between threads they are there from the
-beginning.
+beginning. Its first store asks for links to the servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from commute._group import Group
+    from commute.store.links import StoreLinks
 
 
 class Wiring(Protocol):
@@ -23,14 +27,25 @@ class Wiring(Protocol):
     def pair(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
         """Make sure that send and recv can talk to this peer."""
 
+    def stores(self, group: Group) -> StoreLinks:
+        """Start or find the servers of the group's stores; all ranks call this."""
+
     def close(self) -> None: ...
 
 
 class ReadyWiring:
-    """Links that are there from the beginning: in memory, or a group of one."""
+    """Links that are there from the beginning: in memory, or a group of one.
 
-    def __init__(self, place: str) -> None:
+    Args:
+        stores: makes the links to the servers of the group's stores.
+    """
+
+    def __init__(self, place: str, stores: Callable[[Group], StoreLinks]) -> None:
         self.place = place
+        self._stores = stores
+
+    def stores(self, group: Group) -> StoreLinks:
+        return self._stores(group)
 
     def link(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
         return None

@@ -89,6 +89,19 @@ def _add_here(group: argparse._ArgumentGroup) -> None:
         metavar="localhost:N",
         help="horovodrun's way to say -n N; this host only",
     )
+    _flag(
+        group,
+        "--servers",
+        metavar="K",
+        help="server processes on this machine for the stores of the job (default 1, started with "
+        "the first store; for one rank none, its tables are in its process)",
+    )
+    _flag(
+        group,
+        "--shards",
+        metavar="K",
+        help="threads of each server, which share its slots (default: cores that ranks leave)",
+    )
     _flag(group, "-m", "--module", action="store_true", help="run a module, as python -m does")
     _flag(group, "--no-python", action="store_true", help="run the program itself, not by Python")
 
@@ -146,13 +159,21 @@ def _flag(group: argparse._ArgumentGroup, *names: str, **settings: Any) -> None:
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     try:
         job = job_from(options, env)
+        for flag, least in (("servers", 0), ("shards", 1)):
+            if getattr(options, flag) is not None:
+                _whole(getattr(options, flag), f"--{flag}", least=least)
         _check_program(options)
     except UsageError as error:
         print(f"commute run: {error}", file=sys.stderr)
         return 2
     if options.start_timeout is not None:
         env = {**env, "COMMUTE_JOIN_TIMEOUT": str(options.start_timeout)}
-    return launch(job, env)
+    return launch(job, {**env, **_store_settings(options)})
+
+
+def _store_settings(options: argparse.Namespace) -> dict[str, str]:
+    given = {"COMMUTE_SERVERS": options.servers, "COMMUTE_SHARDS": options.shards}
+    return {variable: value for variable, value in given.items() if value is not None}
 
 
 def job_from(options: argparse.Namespace, env: Mapping[str, str]) -> Job:

@@ -90,6 +90,8 @@ class Purpose(enum.IntEnum):
     OUTBOX = 4
     SHARED_COLLECTIVE = 5
     SHARED_PAIR = 6
+    STORE = 7
+    SHARED_STORE = 8
 
 
 class HandshakeError(Exception):

@@ -26,6 +26,10 @@ When both dial at once the higher rank's dial wins:
 Between neighbours, which share memory, links are dialled through a Unix socket, and the dialer
 passes the memory of the link along; all else is the same.
 
+Channels to the shards of a store are simpler: only workers dial, as often as they like, and say
+the number of the shard (u4) after the handshake; the server answers ACCEPTED and hands the
+connection to its shard.
+
 Threads: the loop thread owns the links and the gate; other threads reach them by `run`, and take
 a ready socket under `_lock`. The thread is a daemon, so a process can end without close().
 Ownership: a socket, and a segment, belong to the connector until `connect` returns them.
@@ -75,7 +79,10 @@ RETRY_SECONDS_MAX: Final = 0.5
 # A winner's dial takes milliseconds; this long without it, its attempt has failed.
 YIELD_SECONDS: Final = 2.0
 
-_LINK_PURPOSES: Final = SHARED_PURPOSES | {Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL}
+_STORE_PURPOSES: Final = frozenset({Purpose.STORE, Purpose.SHARED_STORE})
+_LINK_PURPOSES: Final = (
+    SHARED_PURPOSES | {Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL}
+) - _STORE_PURPOSES
 _NO_SEGMENT: Final = -1
 _T = TypeVar("_T")
 # dial(introduction, on_connected=...) makes one attempt.
@@ -156,6 +163,8 @@ class Connector:
         self._make_segment: Callable[[], int] | None = None
         self._closed = False
         self._take_control: Callable[[int, int], None] | None = None
+        self._take_channel: Callable[[int, int, int], None] | None = None
+        self._serving = asyncio.Event()
         # Held to pass a ready socket from the loop thread to a caller.
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -324,6 +333,96 @@ class Connector:
         """Make sure that there is a control link to a peer; it goes where `on_control` says."""
         self.run(self._open((peer, Purpose.CONTROL), deadline), check=check)
 
+    def on_channel(self, take: Callable[[int, int, int], None]) -> None:
+        """From now on channels go to take(shard, socket, segment), which owns both descriptors."""
+        self._take_channel = take
+        self._loop.call_soon_threadsafe(self._serving.set)
+
+    def open_channel(
+        self, peer: int, shard: int, deadline: float, make_segment: Callable[[], int] | None
+    ) -> Connected:
+        """A channel to a shard of a server: through shared memory where that works, else TCP.
+
+        Args:
+            make_segment: makes the memory of a channel; None where none is wanted.
+
+        Raises:
+            OperationTimeoutError: the server could not be reached; the message says why.
+        """
+        return self.run(self._open_channel(peer, shard, deadline, make_segment))
+
+    async def _open_channel(
+        self, peer: int, shard: int, deadline: float, make_segment: Callable[[], int] | None
+    ) -> Connected:
+        member = self._members[peer]
+        failure, pause = "no attempt was made", 0.02
+        while True:
+            for purpose in (Purpose.SHARED_STORE, Purpose.STORE):
+                if purpose is Purpose.SHARED_STORE and make_segment is None:
+                    continue
+                for where, dial_there in self._routes((peer, purpose)):
+                    try:
+                        async with asyncio.timeout(HANDSHAKE_SECONDS):
+                            return await self._dial_channel(
+                                dial_there, peer, shard, purpose, make_segment
+                            )
+                    except (HandshakeError, OSError) as error:
+                        failure = f"{where}: {error}"
+            if time.monotonic() >= deadline:
+                raise OperationTimeoutError(
+                    f"no channel to the server with rank {peer} (pid {member.pid} on {member.host})"
+                    f" before the deadline: {failure}; check that this host can reach that address"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    async def _dial_channel(
+        self,
+        dial_there: _Dial,
+        peer: int,
+        shard: int,
+        purpose: Purpose,
+        make_segment: Callable[[], int] | None,
+    ) -> Connected:
+        introduction = Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
+        connection = await dial_there(introduction, on_connected=lambda: None)
+        segment = _NO_SEGMENT
+        try:
+            if purpose is Purpose.SHARED_STORE:
+                assert make_segment is not None
+                segment = make_segment()
+                pass_descriptors(connection, [segment])
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(connection, shard.to_bytes(4, "little"))
+            if await read_exactly(connection, 1) != ACCEPTED:
+                raise HandshakeError("it refused the channel")
+        except BaseException:
+            _drop(connection, segment)
+            raise
+        return Connected(connection.detach(), segment, True)
+
+    async def _admit_channel(
+        self, connection: socket.socket, introduction: Introduction, segment: int
+    ) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await self._formed.wait()
+                await self._serving.wait()
+                self._check_introduction(introduction)
+                if (introduction.purpose is Purpose.SHARED_STORE) != (segment != _NO_SEGMENT):
+                    raise HandshakeError("a channel came without its memory, or with too much")
+                shard = int.from_bytes(await read_exactly(connection, 4), "little")
+        except BaseException:
+            _close_segment(segment)
+            raise
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(connection, ACCEPTED)
+        assert self._take_channel is not None
+        try:
+            self._take_channel(shard, connection.detach(), segment)
+        except RuntimeError as error:
+            raise HandshakeError(str(error)) from None
+
     def _pass_control(self) -> None:
         for (peer, purpose), link in self._links.items():
             if purpose is Purpose.CONTROL and link.state is _State.READY and self._take_control:
@@ -372,6 +471,8 @@ class Connector:
         self, connection: socket.socket, introduction: Introduction, segment: int = _NO_SEGMENT
     ) -> None:
         """Decide on a peer's dial; raising HandshakeError refuses it."""
+        if introduction.purpose in _STORE_PURPOSES:
+            return await self._admit_channel(connection, introduction, segment)
         status = b""
         try:
             # A peer may have heard of the world before we have.
@@ -400,13 +501,16 @@ class Connector:
             or ((introduction.purpose in SHARED_PURPOSES) != shared)
         ):
             raise HandshakeError(f"purpose {introduction.purpose:d} is not for members")
+        self._check_introduction(introduction)
+        return self._link((introduction.rank, introduction.purpose))
+
+    def _check_introduction(self, introduction: Introduction) -> None:
         if introduction.target != self._rank:
             raise HandshakeError(f"it dialled rank {introduction.target}, not {self._rank}")
         if introduction.epoch != self._epoch:
             raise HandshakeError(f"epoch {introduction.epoch}, not {self._epoch}")
         if introduction.rank == self._rank or introduction.rank not in self._members:
             raise HandshakeError(f"rank {introduction.rank} is no other member")
-        return self._link((introduction.rank, introduction.purpose))
 
     def _decide(self, link: _Link, peer: int) -> bytes:
         if link.state is _State.READY and _is_dead(link.connection):

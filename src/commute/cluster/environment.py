@@ -290,10 +290,11 @@ def _settle_meeting(
     place: Place, env: Mapping[str, str], *, coordinator: str | None, token: str | None
 ) -> Place:
     """Completes the place with the address and token that the launcher or the user gave."""
-    if place.size == 1:
-        return replace(place, meeting="none")
     address = coordinator if coordinator is not None else env.get("COMMUTE_COORDINATOR")
     token = token if token is not None else env.get("COMMUTE_TOKEN")
+    if place.size == 1:
+        # Nobody to meet, but a store's servers may be asked for.
+        return replace(place, meeting="none", coordinator=address, token=token)
     if address is None:
         return _meet_without_address(place, env, token)
     host = _host(address)

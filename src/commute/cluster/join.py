@@ -18,6 +18,7 @@ import os
 import platform
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,6 +104,7 @@ def join(
     peer_timeout: float = 5.0,
     bind: str | None = None,
     advertise: str | None = None,
+    check: Callable[[], None] | None = None,
 ) -> tuple[Membership, Connector]:
     """Become a member; returns when all ranks of the world have.
 
@@ -112,6 +114,7 @@ def join(
         coordinator: "host:port".
         bind, advertise: an address or an interface; where the links of this member listen, and
             what the others are told. By default the address of the route to the coordinator.
+        check: called at least every 100 ms; what it raises ends the wait.
 
     Raises:
         JoinError: the coordinator was not reached in time, or refused; `roster` says who is
@@ -129,7 +132,7 @@ def join(
     )
     connector = Connector(rank=rank, token=token, run=run)
     try:
-        welcome = connector.run(entry.enter(connector, bind=bind, advertise=advertise))
+        welcome = connector.run(entry.enter(connector, bind=bind, advertise=advertise), check=check)
         membership = Membership(
             name=name,
             rank=rank,

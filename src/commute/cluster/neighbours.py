@@ -40,7 +40,9 @@ Attach = Callable[[int, int, int], None]
 # admit(connection, introduction, segment descriptor) decides on a link that a neighbour dials.
 Admit = Callable[[socket.socket, Introduction, int], Awaitable[None]]
 
-SHARED_PURPOSES: Final = frozenset({Purpose.SHARED_COLLECTIVE, Purpose.SHARED_PAIR})
+SHARED_PURPOSES: Final = frozenset(
+    {Purpose.SHARED_COLLECTIVE, Purpose.SHARED_PAIR, Purpose.SHARED_STORE}
+)
 
 
 class Neighbours:

@@ -18,6 +18,7 @@ from commute import _core
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._wiring import ReadyWiring
+from commute.testing.memory_server import MemoryServer
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ def memory_groups(
 ) -> list[Group]:
     """One group per rank, all in this process; each belongs to one thread at a time."""
     peers = [Peer(rank, "memory") for rank in range(size)]
+    server = MemoryServer(size)
     engines = _core.memory_engines(size, link_bytes, SLOT_BYTES)
     for engine in engines:
         # In memory there is no health thread: a failure of one rank is told to the others directly.
@@ -40,7 +42,7 @@ def memory_groups(
     groups = [
         Group(
             Runner(engine, rank, peers, records=(records, f"commute-memory-rank{rank}")),
-            ReadyWiring("memory"),
+            ReadyWiring("memory", server.links),
             rank=rank,
             size=size,
             local_rank=rank,

@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store for Python: a worker's end, a server, and the two machines by themselves for the
+// simulator. Addresses are plain integers: the wrapper checks arrays and keeps them alive until the
+// call is done. The GIL is released where a call may move bytes or wait.
+#include <fcntl.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "bindings.h"
+#include "health.h"
+#include "store/endpoint.h"
+#include "store/query.h"
+#include "store/server.h"
+
+namespace nb = nanobind;
+
+namespace commute::bindings {
+namespace {
+
+using Release = nb::call_guard<nb::gil_scoped_release>;
+constexpr const char* kOutcome = "def outcome(self, call: int) -> tuple[int, int, str, bytes]";
+constexpr const char* kTrouble = "def trouble(self, table: int) -> tuple[int, int, str, bytes]";
+
+const std::byte* at(uintptr_t address) {
+  return reinterpret_cast<const std::byte*>(address);
+}
+
+std::byte* into(uintptr_t address) {
+  return reinterpret_cast<std::byte*>(address);
+}
+
+nb::bytes as_bytes(const std::vector<std::byte>& bytes) {
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+nb::tuple as_tuple(const Client::Outcome& outcome) {
+  return nb::make_tuple(static_cast<int>(outcome.code), outcome.about, outcome.why,
+                        as_bytes(outcome.answers));
+}
+
+// A contribution without a copy where it is one plain array that the caller keeps.
+struct Gradient {
+  Bytes bytes;
+  Client::Owner owner;
+};
+
+Gradient gradient(const TableSpec& spec, const std::vector<uintptr_t>& addresses, uintptr_t scale,
+                  bool keep) {
+  if (addresses.size() == 1 && scale == 0 && !keep)
+    return {{at(addresses.front()), spec.bytes()}, nullptr};
+  std::vector<const std::byte*> arrays;
+  for (const uintptr_t address : addresses) arrays.push_back(at(address));
+  Client::Owner owner = gather(spec, arrays, at(scale));
+  return {Bytes(*owner), owner};
+}
+
+// 0 when it is done and was not refused, else the call, to be waited for.
+uint64_t finish(Endpoint& endpoint, uint64_t call, double seconds) {
+  if (call == 0 || seconds < 0) return call;
+  if (!endpoint.wait(call, after(Clock::now(), seconds))) return call;
+  return endpoint.look([&](const Client& client) { return client.refused(call); }) ? call : 0;
+}
+
+uint64_t push(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
+              uintptr_t scale, bool piece, bool asked, bool keep) {
+  const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
+  Gradient given = gradient(spec, addresses, scale, keep);
+  return self.call(asked, [&](Client& client) {
+    return client.push(table, given.bytes, std::move(given.owner), piece, asked);
+  });
+}
+
+uint64_t push_pull(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
+                   uintptr_t scale, uintptr_t out, double seconds) {
+  const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
+  Gradient given = gradient(spec, addresses, scale, false);
+  const uint64_t call = self.call(seconds < 0, [&](Client& client) {
+    return client.push_pull(table, given.bytes, std::move(given.owner), into(out));
+  });
+  return finish(self, call, seconds);
+}
+
+uint64_t pull(Endpoint& self, uint32_t table, uintptr_t out, bool fresh, double seconds) {
+  const uint64_t call =
+      self.call(seconds < 0, [&](Client& client) { return client.pull(table, into(out), fresh); });
+  return finish(self, call, seconds);
+}
+
+int channel_segment() {
+  const int fd = ::fcntl(Segment::create(SharedChannel::segment_bytes()).fd(), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
+  return fd;
+}
+
+void bind_specs(nb::module_& module) {
+  nb::class_<Update>(module, "Update")
+      .def(
+          "__init__",
+          [](Update* self, int kind, bool nesterov, bool semiring, int times,
+             const std::vector<double>& numbers) {
+            std::vector<double> n = numbers;
+            n.resize(7);
+            const Update update{static_cast<UpdateKind>(kind),
+                                nesterov,
+                                semiring,
+                                static_cast<ReduceOp>(times),
+                                n[0],
+                                n[1],
+                                n[2],
+                                n[3],
+                                n[4],
+                                n[5],
+                                n[6]};
+            new (self) Update(Update::decode(update.encode()));  // checks the codes
+          },
+          nb::arg("kind"), nb::arg("nesterov") = false, nb::arg("semiring") = false,
+          nb::arg("times") = static_cast<int>(ReduceOp::kProd),
+          nb::arg("numbers") = std::vector<double>{})
+      .def_prop_ro("kind", [](const Update& self) { return static_cast<int>(self.kind); })
+      .def("describe", &Update::describe);
+  nb::class_<TableSpec>(module, "TableSpec")
+      .def(
+          "__init__",
+          [](TableSpec* self, int dtype, uint64_t count, const Update& update, int staleness,
+             bool mean, bool deterministic, bool continues) {
+            new (self) TableSpec{static_cast<Dtype>(dtype),
+                                 mean,
+                                 deterministic,
+                                 continues,
+                                 staleness,
+                                 count,
+                                 update};
+          },
+          nb::arg("dtype"), nb::arg("count"), nb::arg("update"), nb::arg("staleness"),
+          nb::arg("mean") = false, nb::arg("deterministic") = false, nb::arg("continues") = false)
+      .def("describe", &TableSpec::describe);
+}
+
+void bind_calls(nb::class_<Endpoint>& endpoint) {
+  endpoint
+      .def(
+          "declare_table",
+          [](Endpoint& self, const std::string& name, const TableSpec& spec,
+             const std::string& declaration) {
+            return self.call(false, [&](Client& client) {
+              return client.declare_table(name, spec, declaration);
+            });
+          },
+          nb::arg("name"), nb::arg("spec"), nb::arg("declaration"), Release())
+      .def(
+          "declare",
+          [](Endpoint& self, const std::string& name, const TableSpec& spec, uintptr_t first,
+             size_t bytes) {
+            return self.call(false, [&](Client& client) {
+              return client.declare(name, spec, {at(first), bytes});
+            });
+          },
+          nb::arg("name"), nb::arg("spec"), nb::arg("first"), nb::arg("bytes"), Release())
+      .def("push", &push, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
+           nb::arg("piece"), nb::arg("asked"), nb::arg("keep"), Release())
+      .def("push_pull", &push_pull, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
+           nb::arg("out"), nb::arg("seconds"), Release())
+      .def("pull", &pull, nb::arg("table"), nb::arg("out"), nb::arg("fresh"), nb::arg("seconds"),
+           Release())
+      .def(
+          "ask",
+          [](Endpoint& self, uint32_t table, uint64_t top) {
+            return self.call(false, [&](Client& client) {
+              return client.ask(table, top == 0 ? kStoreSummary : kStoreTop, top);
+            });
+          },
+          nb::arg("table"), nb::arg("top"), Release())
+      .def(
+          "set",
+          [](Endpoint& self, uint32_t table, const Update& update) {
+            return self.call(false, [&](Client& client) { return client.set(table, update); });
+          },
+          nb::arg("table"), nb::arg("update"), Release())
+      .def(
+          "who",
+          [](Endpoint& self, uint32_t table) {
+            return self.call(false, [&](Client& client) { return client.who(table); });
+          },
+          nb::arg("table"), Release())
+      .def(
+          "leave",
+          [](Endpoint& self, uint32_t table) {
+            return self.call(false, [&](Client& client) { return client.leave(table); });
+          },
+          nb::arg("table"), Release())
+      .def(
+          "tick",
+          [](Endpoint& self, const std::vector<uint32_t>& tables) {
+            self.call(false, [&](Client& client) {
+              for (const uint32_t table : tables) client.tick(table);
+            });
+          },
+          nb::arg("tables"), Release());
+}
+
+void bind_questions(nb::class_<Endpoint>& endpoint) {
+  endpoint
+      .def(
+          "wait",
+          [](Endpoint& self, uint64_t call, double seconds) {
+            return self.wait(call, after(Clock::now(), seconds));
+          },
+          nb::arg("call"), nb::arg("seconds"), Release())
+      .def(
+          "wait_flushed",
+          [](Endpoint& self, double seconds) {
+            return self.wait_flushed(after(Clock::now(), seconds));
+          },
+          nb::arg("seconds"), Release())
+      .def(
+          "done",
+          [](Endpoint& self, uint64_t call) {
+            return self.call(false, [&](Client& client) { return client.done(call); }) ||
+                   self.look([&](const Client& client) { return client.done(call); });
+          },
+          nb::arg("call"), Release())
+      .def(
+          "outcome",
+          [](Endpoint& self, uint64_t call) {
+            Client::Outcome outcome;
+            self.call(false, [&](Client& client) { outcome = client.outcome(call); });
+            return as_tuple(outcome);
+          },
+          nb::arg("call"), nb::sig(kOutcome))
+      .def(
+          "trouble",
+          [](Endpoint& self, uint32_t table) {
+            Client::Outcome outcome;
+            self.call(false, [&](Client& client) { outcome = client.trouble(table); });
+            return as_tuple(outcome);
+          },
+          nb::arg("table"), nb::sig(kTrouble))
+      .def(
+          "table_of",
+          [](Endpoint& self, const std::string& name) {
+            return self.look([&](const Client& client) {
+              return static_cast<int64_t>(client.table_of(name)->table);
+            });
+          },
+          nb::arg("name"))
+      .def(
+          "shards_of",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.shards_of(table); });
+          },
+          nb::arg("table"))
+      .def("kept_bytes",
+           [](Endpoint& self) {
+             return self.look([](const Client& client) { return client.kept_bytes(); });
+           })
+      .def(
+          "ahead",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.ahead(table); });
+          },
+          nb::arg("table"))
+      .def(
+          "clock",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.clock(table); });
+          },
+          nb::arg("table"))
+      .def(
+          "cache_hits",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.cache_hits(table); });
+          },
+          nb::arg("table"));
+}
+
+void bind_endpoint(nb::module_& module) {
+  nb::class_<Endpoint> endpoint(module, "StoreEndpoint");
+  endpoint
+      .def(
+          "__init__",
+          [](Endpoint* self, uint32_t worker, uint32_t shards) {
+            new (self) Endpoint({worker, 1, shards, Planted::kNone});
+          },
+          nb::arg("worker"), nb::arg("shards"))
+      .def(
+          "embed",
+          [](Endpoint& self, uint32_t slots, std::shared_ptr<Replay> replay) {
+            self.embed(slots, std::move(replay));
+          },
+          nb::arg("slots"), nb::arg("replay").none() = nb::none())
+      .def("add_channel", &Endpoint::add_channel, nb::arg("shard"), nb::arg("socket"),
+           nb::arg("segment"), Release())
+      .def("broken", &Endpoint::broken)
+      .def(
+          "fail",
+          [](Endpoint& self, int code, int rank, std::string text) {
+            self.fail({static_cast<FailureCode>(code), rank, -1, 0, std::move(text)});
+          },
+          nb::arg("code"), nb::arg("rank"), nb::arg("text"), Release())
+      .def("close", &Endpoint::close, Release());
+  bind_calls(endpoint);
+  bind_questions(endpoint);
+}
+
+void bind_server(nb::module_& module) {
+  nb::class_<Replay>(module, "Replay").def(nb::init<>()).def("report", &Replay::report);
+  nb::class_<Server>(module, "StoreServer")
+      .def(
+          "__init__",
+          [](Server* self, uint32_t workers, uint32_t first_shard, uint32_t shards,
+             uint32_t all_shards, uint32_t slots, std::shared_ptr<Replay> replay) {
+            new (self) Server({workers, first_shard, shards, all_shards, slots}, std::move(replay));
+          },
+          nb::arg("workers"), nb::arg("first_shard"), nb::arg("shards"), nb::arg("all_shards"),
+          nb::arg("slots"), nb::arg("replay").none() = nb::none())
+      .def("add_channel", &Server::add_channel, nb::arg("shard"), nb::arg("socket"),
+           nb::arg("segment"), Release())
+      .def("on_lost", &Server::on_lost, nb::arg("worker"), Release())
+      .def("on_left", &Server::on_left, nb::arg("worker"), Release())
+      .def(
+          "wait_until_over",
+          [](Server& self, double seconds) {
+            return self.wait_until_over(std::chrono::milliseconds(int64_t(seconds * 1000)));
+          },
+          nb::arg("seconds"), Release())
+      .def(
+          "counts",
+          [](const Server& self) {
+            const auto counts = self.counts();
+            return nb::make_tuple(counts.pushes, counts.channels, counts.refused);
+          },
+          nb::sig("def counts(self) -> tuple[int, int, int]"))
+      .def("close", &Server::close, Release());
+}
+
+// Health threads that tell the store, instead of a group's engine, what they hear.
+std::shared_ptr<Health> watch_server(Server& server, int rank, double peer_timeout) {
+  return std::make_shared<Health>(
+      rank, peer_timeout,
+      Health::Callbacks{[&server](const Failure& failure) {
+                          if (failure.code == FailureCode::kPeerLost && failure.rank >= 0)
+                            server.on_lost(uint32_t(failure.rank));
+                        },
+                        [&server](int left) { server.on_left(uint32_t(left)); }});
+}
+
+// Of the members only servers matter to a worker; other workers are the shards' business.
+std::shared_ptr<Health> watch_endpoint(Endpoint& endpoint, int rank, int workers,
+                                       double peer_timeout) {
+  return std::make_shared<Health>(rank, peer_timeout,
+                                  Health::Callbacks{[&endpoint, workers](Failure failure) {
+                                                      if (failure.rank >= workers)
+                                                        endpoint.fail(std::move(failure));
+                                                    },
+                                                    [](int) {}});
+}
+
+// --- the machines, for the simulator: messages are bytes ---
+
+nb::object as_message(const StoreMessage* message) {
+  if (message == nullptr) return nb::none();
+  std::string bytes(sizeof(StoreHeader) + message->payload.size(), '\0');
+  std::memcpy(bytes.data(), &message->header, sizeof(StoreHeader));
+  if (!message->payload.empty())
+    std::memcpy(bytes.data() + sizeof(StoreHeader), message->payload.data(),
+                message->payload.size());
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+template <class Machine>
+void give(Machine& machine, int link, const nb::bytes& bytes) {
+  StoreHeader header;
+  if (bytes.size() < sizeof header) throw std::invalid_argument("a message has a header");
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto* payload = static_cast<const std::byte*>(bytes.data()) + sizeof header;
+  machine.on_message(link, header, {payload, bytes.size() - sizeof header});
+}
+
+void bind_shard_machine(nb::module_& module) {
+  nb::class_<Shard>(module, "ShardMachine")
+      .def(
+          "__init__",
+          [](Shard* self, uint32_t workers, uint32_t index, uint32_t shards, uint32_t slots,
+             int planted, std::shared_ptr<Replay> replay) {
+            new (self) Shard({workers, index, shards, slots, static_cast<Planted>(planted)},
+                             Replay::recorder(replay));
+          },
+          nb::arg("workers"), nb::arg("index"), nb::arg("shards"), nb::arg("slots"),
+          nb::arg("planted"), nb::arg("replay"))
+      .def("on_message", &give<Shard>, nb::arg("link"), nb::arg("message"))
+      .def("on_link_down", &Shard::on_link_down, nb::arg("link"))
+      .def("on_lost", &Shard::on_lost, nb::arg("worker"))
+      .def("on_left", &Shard::on_left, nb::arg("worker"))
+      .def(
+          "next", [](Shard& self, int link) { return as_message(self.next(link)); },
+          nb::arg("link"), nb::sig("def next(self, link: int) -> bytes | None"))
+      .def("sent", &Shard::sent, nb::arg("link"))
+      .def("wants", &Shard::wants, nb::arg("link"))
+      .def("pushes", &Shard::pushes)
+      .def("slots",
+           [](const Shard& self) {
+             std::vector<uint32_t> numbers;
+             for (const auto& [number, slot] : self.slots()) numbers.push_back(number);
+             return numbers;
+           })
+      .def(
+          "value",
+          [](const Shard& self, uint32_t slot, uint32_t table) {
+            return as_bytes(self.slots().at(slot).part(table)->value);
+          },
+          nb::arg("slot"), nb::arg("table"))
+      .def("compare", [](const Shard& self, Replay& replay) { replay.compare(self); });
+}
+
+void bind_client_machine(nb::module_& module) {
+  nb::class_<Client>(module, "ClientMachine")
+      .def(
+          "__init__",
+          [](Client* self, uint32_t worker, uint32_t incarnation, uint32_t shards, int planted) {
+            new (self) Client({worker, incarnation, shards, static_cast<Planted>(planted)});
+          },
+          nb::arg("worker"), nb::arg("incarnation"), nb::arg("shards"), nb::arg("planted"))
+      .def("declare_table", &Client::declare_table, nb::arg("name"), nb::arg("spec"),
+           nb::arg("declaration"))
+      .def(
+          "table_of",
+          [](const Client& self, const std::string& name) -> int64_t {
+            const TableEntry* entry = self.table_of(name);
+            return entry == nullptr ? -1 : int64_t{entry->table};
+          },
+          nb::arg("name"))
+      .def(
+          "slots_of",
+          [](const Client& self, const std::string& name) {
+            const TableEntry* entry = self.table_of(name);
+            return entry == nullptr ? std::vector<uint32_t>() : entry->slots;
+          },
+          nb::arg("name"))
+      .def(
+          "declare",
+          [](Client& self, const std::string& name, const TableSpec& spec, uintptr_t first,
+             size_t bytes) { return self.declare(name, spec, {at(first), bytes}); },
+          nb::arg("name"), nb::arg("spec"), nb::arg("first"), nb::arg("bytes"))
+      .def(
+          "push",
+          [](Client& self, uint32_t table, const nb::bytes& gradient, bool piece) {
+            const auto* from = static_cast<const std::byte*>(gradient.data());
+            auto owner =
+                std::make_shared<const std::vector<std::byte>>(from, from + gradient.size());
+            return self.push(table, Bytes(*owner), owner, piece);
+          },
+          nb::arg("table"), nb::arg("gradient"), nb::arg("piece"))
+      .def(
+          "push_pull",
+          [](Client& self, uint32_t table, const nb::bytes& gradient, uintptr_t out) {
+            const auto* from = static_cast<const std::byte*>(gradient.data());
+            auto owner =
+                std::make_shared<const std::vector<std::byte>>(from, from + gradient.size());
+            return self.push_pull(table, Bytes(*owner), owner, into(out));
+          },
+          nb::arg("table"), nb::arg("gradient"), nb::arg("out"))
+      .def(
+          "pull",
+          [](Client& self, uint32_t table, uintptr_t out, bool fresh) {
+            return self.pull(table, into(out), fresh);
+          },
+          nb::arg("table"), nb::arg("out"), nb::arg("fresh"))
+      .def("set", &Client::set, nb::arg("table"), nb::arg("update"))
+      .def("leave", &Client::leave, nb::arg("table"))
+      .def("tick", &Client::tick, nb::arg("table"))
+      .def("catch_up", &Client::catch_up, nb::arg("table"), nb::arg("clock"))
+      .def("on_message", &give<Client>, nb::arg("shard"), nb::arg("message"))
+      .def("on_link", &Client::on_link, nb::arg("shard"), nb::arg("up"))
+      .def(
+          "next", [](Client& self, int shard) { return as_message(self.next(shard)); },
+          nb::arg("shard"), nb::sig("def next(self, shard: int) -> bytes | None"))
+      .def("sent", &Client::sent, nb::arg("shard"))
+      .def("done", &Client::done, nb::arg("call"))
+      .def(
+          "outcome", [](Client& self, uint64_t call) { return as_tuple(self.outcome(call)); },
+          nb::arg("call"), nb::sig(kOutcome))
+      .def("flushed", &Client::flushed)
+      .def("quiet", &Client::quiet)
+      .def("kept_bytes", &Client::kept_bytes)
+      .def("clock", &Client::clock, nb::arg("table"))
+      .def("cache_hits", &Client::cache_hits, nb::arg("table"));
+}
+
+}  // namespace
+
+void bind_store(nb::module_& module) {
+  bind_specs(module);
+  bind_server(module);
+  bind_endpoint(module);
+  bind_shard_machine(module);
+  bind_client_machine(module);
+  module.def("channel_segment", &channel_segment);
+  module.def("watch_server", &watch_server, nb::arg("server"), nb::arg("rank"),
+             nb::arg("peer_timeout"), nb::keep_alive<0, 1>());
+  module.def("watch_endpoint", &watch_endpoint, nb::arg("endpoint"), nb::arg("rank"),
+             nb::arg("workers"), nb::arg("peer_timeout"), nb::keep_alive<0, 1>());
+  module.def(
+      "has_nan",
+      [](int dtype, uintptr_t address, size_t count) {
+        return has_nan(static_cast<Dtype>(dtype), at(address), count);
+      },
+      nb::arg("dtype"), nb::arg("address"), nb::arg("count"), Release());
+}
+
+}  // namespace commute::bindings

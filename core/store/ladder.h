@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a thread of the store waits: look again for a while giving the core to others, then sleep.
+//
+//   moved        something happened: back to the first rung
+//   rest         nothing happened; false once it is time to sleep
+//
+// Beside a process that computes, giving way costs its whole time slice, milliseconds, while a
+// sleeper is scheduled at once when it is woken. So a long absence turns yielding off for a while.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstdint>
+
+#include "poller.h"
+
+namespace commute {
+
+class Ladder {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void moved() { idle_since_ = Clock::time_point::max(); }
+
+  // `asks_kernel`: whether news may come by a socket.
+  bool rest(Poller& poller, bool asks_kernel) {
+    const auto now = Clock::now();
+    if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
+    if (crowded_ > 0) {
+      --crowded_;
+      return false;
+    }
+    if (now - idle_since_ >= kYield) return false;
+    if (asks_kernel && ++yields_ % kYieldsPerLook == 0 && poller.sleep(0)) return true;
+    sched_yield();
+    if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;
+    return true;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kYield{200};
+  static constexpr std::chrono::milliseconds kSliceOfOthers{3};
+  static constexpr uint32_t kYieldsPerLook = 4;
+  static constexpr uint32_t kCrowdedRests = 200;
+
+  Clock::time_point idle_since_ = Clock::time_point::max();
+  uint32_t yields_ = 0;
+  uint32_t crowded_ = 0;
+};
+
+}  // namespace commute

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A server: some shards, each owned by one thread, and the channels of their clients.
+//
+// Threads: each shard's thread alone touches its machine and its channels. What comes from outside
+// (new channels, news of members) is left in the shard's mailbox, under a mutex, and its poller
+// woken. Every public function may be called from any thread.
+//
+// Fairness: in each turn every channel gets its answers sent, and at most kBurst messages taken, so
+// a client that floods slows nobody down but itself; one that does not read holds at most what the
+// shard lets it owe (shard.h).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "store/channel.h"
+#include "store/ladder.h"
+#include "store/replay.h"
+#include "store/shard.h"
+
+namespace commute {
+
+class Server {
+ public:
+  struct Settings {
+    uint32_t workers = 1;
+    uint32_t first_shard = 0;  // the number of this server's first shard among all
+    uint32_t shards = 1;       // of this server
+    uint32_t all_shards = 1;
+    uint32_t slots = kSlots;
+  };
+  struct Counts {
+    uint64_t pushes = 0;
+    uint64_t channels = 0;  // open now
+    uint64_t refused = 0;   // channels closed because of bytes that no client sends
+  };
+
+  explicit Server(Settings settings, std::shared_ptr<Replay> replay = nullptr);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Takes ownership of `socket` and, unless it is -1, of `segment`. Raises std::runtime_error.
+  void add_channel(uint32_t shard, int socket, int segment);
+  void on_lost(uint32_t worker);
+  void on_left(uint32_t worker);
+
+  // Waits until every worker has left or is lost, at most so long; true when they have.
+  bool wait_until_over(std::chrono::milliseconds at_most);
+  Counts counts() const;
+  void close();
+
+ private:
+  static constexpr int kBurst = 16;
+  static constexpr std::chrono::milliseconds kSlice{1000};
+
+  struct Mail {
+    std::unique_ptr<Channel> channel;
+    int lost = -1;
+    int left = -1;
+  };
+  struct Desk {  // of one shard's thread
+    Desk(const Shard::Settings& settings, Shard::Record record)
+        : shard(settings, std::move(record)) {}
+
+    Shard shard;
+    std::shared_ptr<Poller> poller = std::make_shared<Poller>();
+    std::vector<std::pair<int, std::unique_ptr<Channel>>> channels;  // by link
+    int last_link = 0;
+    Ladder ladder;
+    std::mutex mutex;  // guards the mail
+    std::vector<Mail> mail;
+    std::atomic<bool> has_mail{false};
+    std::atomic<uint64_t> pushes{0};
+    std::atomic<uint64_t> open{0};
+    std::atomic<uint64_t> refused{0};
+    std::thread thread;
+  };
+
+  void run(Desk& desk);
+  bool turn(Desk& desk);
+  static bool serve(Shard& shard, int link, Channel& channel);
+  void take_mail(Desk& desk);
+  void post(Desk& desk, Mail mail);
+  void member_gone(uint32_t worker);
+
+  const Settings settings_;
+  std::shared_ptr<Replay> replay_;
+  std::vector<std::unique_ptr<Desk>> desks_;
+  std::atomic<bool> closing_{false};
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<bool> gone_;
+};
+
+}  // namespace commute

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store: a named set of tables, and the clock rules that hold in it.
+
+Each worker has a clock per table: the number of contributions it has made to it. With staleness s
+a pull waits until the slowest member's clock is at least mine - s, and a push that would put me
+more than s + 1 ahead of the slowest waits. At 0 round n is the n-th contribution of every member,
+applied once when all are there; above 0, and with None, each is applied as it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+
+from commute import _core
+from commute._arrays import CODES, reading
+from commute._errors import ArrayError, ClosedError, SettingError, UnknownTableError
+from commute._handle import Handle
+from commute.store.links import StoreLinks, seconds
+from commute.store.table import DenseTable, number_as
+from commute.store.updates import Update, core_update
+
+__all__ = ["Store"]
+
+_AS_STORE: Final = object()
+
+
+class Store:
+    """A named set of tables. Made by `Group.store`, by all ranks.
+
+    Leaving the with-block, or `leave()`, tells the others not to wait for this worker any more.
+
+    >>> import commute, numpy
+    >>> with commute.init() as world, world.store(staleness=0) as store:
+    ...     _ = store.dense("w", (3,), "float64")
+    ...     store.push("w", numpy.ones(3))
+    ...     store.pull("w")
+    array([1., 1., 1.])
+
+    Attributes:
+        name, staleness: as asked for.
+        timeout: seconds after which a wait is given up, unless the call says otherwise.
+    """
+
+    def __init__(
+        self,
+        links: StoreLinks,
+        name: str,
+        *,
+        staleness: int | None,
+        deterministic: bool,
+        on_loss: str | None,
+        timeout: float,
+    ) -> None:
+        self.name = name
+        self.staleness = _checked_staleness(staleness)
+        self.timeout = timeout
+        self._links = links
+        self._deterministic = deterministic
+        self._on_loss = on_loss
+        self._tables: dict[str, DenseTable] = {}
+        self._left = False
+        if on_loss not in (None, "raise", "continue"):
+            raise SettingError(f'expected on_loss to be "raise" or "continue", got {on_loss!r}')
+        if not isinstance(name, str) or not name or "/" in name:
+            raise SettingError(f"expected a name without '/' for the store, got {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<Store {self.name!r}, staleness {self.staleness}, {len(self._tables)} tables>"
+
+    def dense(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        dtype: Any = "float32",
+        *,
+        update: str | Update = "sum",
+        init: Any = None,
+        reduce: str = "sum",
+        staleness: Any = _AS_STORE,
+        deterministic: bool | None = None,
+        reject_nan: bool = False,
+        timeout: float | None = None,
+    ) -> DenseTable:
+        """Declare a dense table; every worker does, and all must agree.
+
+        Args:
+            shape, dtype: of the tensor.
+            update: what a contribution does to the value: "sum", "assign", "min", "max", "prod", or
+                commute.SGD(lr=...), Momentum, Adagrad, Adam, Semiring.
+            init: the first value: an array, a number for all elements, or None for zeros. The one
+                of the worker whose declaration comes first is used.
+            reduce: "sum", or at staleness 0 "mean" over the members that pushed in the round.
+            staleness: another than the store's.
+            deterministic: at staleness 0, add a round up in rank order; by default as the store.
+            reject_nan: refuse contributions with NaN, at the caller.
+
+        Raises:
+            MismatchError: another worker declared it differently; the message shows both.
+            SettingError: it cannot be: an unknown update, a mean of integers.
+        """
+        self._check()
+        if not isinstance(name, str) or not name:
+            raise SettingError(f"expected a name for the table, got {name!r}")
+        sizes = _checked_shape(shape)
+        code = _dtype_code(dtype)
+        late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
+        if deterministic and late != 0:
+            raise SettingError(f"deterministic needs rounds, that is staleness 0; got {late}")
+        rounds = self._deterministic if deterministic is None else bool(deterministic)
+        if reduce not in ("sum", "mean"):
+            raise SettingError(f'expected reduce to be "sum" or "mean", got {reduce!r}')
+        on_loss = self._on_loss or ("raise" if late == 0 else "continue")
+        spec = _core.TableSpec(
+            code,
+            math.prod(sizes),
+            core_update(update),
+            -1 if late is None else late,
+            mean=reduce == "mean",
+            deterministic=rounds and late == 0,
+            continues=on_loss == "continue",
+        )
+        first = _first_value(init, sizes, code, name)
+        number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = DenseTable(
+                self,
+                self._links,
+                name,
+                sizes,
+                code,
+                number,
+                update=update,
+                reduce=reduce,
+                staleness=late,
+                reject_nan=reject_nan,
+            )
+        return table
+
+    def _declare(
+        self, name: str, spec: _core.TableSpec, declaration: str, first: Any, timeout: float | None
+    ) -> int:
+        links, limit = self._links, self.timeout if timeout is None else seconds(timeout)
+        full_name = f"{self.name}/{name}"
+        with links.calling():
+            call = links.endpoint.declare_table(full_name, spec, declaration)
+        links.finish(call, f"declaring table {name!r}", limit)
+        number = links.endpoint.table_of(full_name)
+        if name not in self._tables:
+            address = 0 if first is None else first.address
+            with links.calling():
+                call = links.endpoint.declare(
+                    full_name, spec, address, 0 if first is None else first.nbytes
+                )
+            links.finish(call, f"declaring table {name!r}", limit, keep=first)
+        return number
+
+    # ---- by name ----
+
+    def __getitem__(self, name: str) -> DenseTable:
+        try:
+            return self._tables[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._tables)) or "none"
+            raise UnknownTableError(
+                f"store {self.name!r} has no table {name!r} on rank {self._links.rank}; declared"
+                f" here: {known}"
+            ) from None
+
+    def push(self, name: str, gradient: Any, **options: Any) -> None:
+        """`push` of the table of this name."""
+        self[name].push(gradient, **options)
+
+    def push_async(self, name: str, gradient: Any, **options: Any) -> Handle:
+        """`push_async` of the table of this name."""
+        return self[name].push_async(gradient, **options)
+
+    def pull(self, name: str, **options: Any) -> Any:
+        """`pull` of the table of this name."""
+        return self[name].pull(**options)
+
+    def pull_async(self, name: str, **options: Any) -> Handle:
+        """`pull_async` of the table of this name."""
+        return self[name].pull_async(**options)
+
+    def push_pull(self, name: str, gradient: Any, **options: Any) -> Any:
+        """`push_pull` of the table of this name."""
+        return self[name].push_pull(gradient, **options)
+
+    def push_pull_async(self, name: str, gradient: Any, **options: Any) -> Handle:
+        """`push_pull_async` of the table of this name."""
+        return self[name].push_pull_async(gradient, **options)
+
+    def tables(self) -> list[DenseTable]:
+        """The tables this worker has declared, in that order."""
+        return list(self._tables.values())
+
+    # ---- clocks ----
+
+    def tick(self) -> None:
+        """End an iteration: count an empty contribution for each table that has had none.
+
+        What was pushed with `accumulate=True` becomes the contribution. It never waits.
+        """
+        self._check()
+        for table in self._tables.values():
+            table._check_trouble()
+        with self._links.calling():
+            self._links.endpoint.tick([table._number for table in self._tables.values()])
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until all pushes of this worker are committed; never for other workers' pushes."""
+        self._check()
+        self._links.flush(self.timeout if timeout is None else seconds(timeout))
+        for table in self._tables.values():
+            table._check_trouble()
+
+    def leave(self, *, timeout: float | None = None) -> None:
+        """Flush, and take no part in later rounds; this is no loss to the others. Idempotent."""
+        if self._left:
+            return
+        self.flush(timeout=timeout)
+        self._left = True
+        limit = self.timeout if timeout is None else seconds(timeout)
+        with self._links.calling():
+            calls = [self._links.endpoint.leave(t._number) for t in self._tables.values()]
+        for call in calls:
+            self._links.finish(call, "leaving", limit)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Who leaves because of an error is missed by the others, as it should be.
+        if kind is None:
+            self.leave()
+
+    def _check(self) -> None:
+        self._links.check()
+        if self._left:
+            raise ClosedError(f"this worker has left the store {self.name!r}")
+
+
+def _checked_staleness(staleness: Any) -> int | None:
+    whole = isinstance(staleness, (int, np.integer)) and not isinstance(staleness, bool)
+    if staleness is None or (whole and 0 <= staleness < 1 << 30):
+        return None if staleness is None else int(staleness)
+    raise SettingError(f"expected staleness to be 0, a whole number or None, got {staleness!r}")
+
+
+def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    fits = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in sizes)
+    if isinstance(shape, str) or not fits or any(n < 0 for n in sizes):
+        raise SettingError(f"expected a shape of whole numbers from 0 up, got {shape!r}")
+    if math.prod(sizes) >= 1 << 56:
+        raise SettingError(f"a table of shape {sizes} is larger than any memory")
+    return tuple(int(n) for n in sizes)
+
+
+def _dtype_code(dtype: Any) -> int:
+    name = str(dtype).removeprefix("torch.")
+    if name not in CODES and dtype is not None:
+        with contextlib.suppress(TypeError):
+            found = np.dtype(dtype)
+            name = found.name if found.isnative else str(found)
+    if name not in CODES:
+        raise SettingError(f"expected a dtype of {', '.join(CODES)}, got {dtype!r}")
+    return CODES[name]
+
+
+def _first_value(init: Any, shape: tuple[int, ...], code: int, name: str) -> Any:
+    if init is None:
+        return None
+    dtype = next(known for known, number in CODES.items() if number == code)
+    if isinstance(init, (int, float, np.generic)):
+        return reading(number_as(init, dtype, f"init of table {name!r}"), "init")
+    buffer = reading(init, "init")
+    if buffer.shape != shape or buffer.dtype != code:
+        got = next(known for known, number in CODES.items() if number == buffer.dtype)
+        raise ArrayError(
+            f"init of table {name!r} expected shape {shape} of {dtype}, got {buffer.shape} of {got}"
+        )
+    return buffer
