@@ -72,6 +72,7 @@ uint64_t Client::declare(const std::string& name, const TableSpec& whole, Bytes 
   header.flags = maker ? kStoreMaker : 0;
   header.table = entry.table;
   header.version = entry.maker;
+  header.number = store_of(name);
   for (uint32_t i = 0; i < table.parts.size(); ++i) {
     const Part& part = table.parts[i];
     TableSpec spec = whole;
@@ -165,14 +166,13 @@ uint64_t Client::who(uint32_t id) {
   return call;
 }
 
-uint64_t Client::leave(uint32_t id) {
-  const Table& table = tables_.at(id);
+uint64_t Client::leave(const std::string& store) {
   StoreHeader header;
   header.kind = StoreKind::kLeave;
-  header.clock = table.clock;
-  header.slowest = table.number;
-  const uint64_t call = begin(table.parts.size());
-  send_parts(call, id, header, {}, nullptr);
+  header.number = store_of(store);
+  const uint64_t call = begin(lines_.size());
+  for (size_t shard = 0; shard < lines_.size(); ++shard)
+    send(int(shard), {header, {}, nullptr, call, kNoPart});
   return call;
 }
 

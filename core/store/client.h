@@ -67,7 +67,8 @@ class Client {
   uint64_t ask(uint32_t table, uint8_t flags, uint64_t k);
   uint64_t set(uint32_t table, const Update& update);
   uint64_t who(uint32_t table);
-  uint64_t leave(uint32_t table);
+  // Of a store, by its name; after everything is flushed.
+  uint64_t leave(const std::string& store);
   // An empty contribution, unless there was one since the last tick.
   void tick(uint32_t table);
   // Empty contributions up to this clock, for a worker that comes back into the middle of things.

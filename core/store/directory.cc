@@ -35,6 +35,13 @@ TableEntry TableEntry::decode(Bytes from) {
   return entry;
 }
 
+uint64_t store_of(const std::string& name) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char letter : name.substr(0, name.find('/')))
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  return hash;
+}
+
 uint64_t chunk_bytes_for(uint64_t bytes, uint32_t slots) {
   constexpr uint64_t kLine = 64;  // so that no element is cut
   const uint64_t even = (bytes + slots - 1) / slots;

@@ -37,6 +37,9 @@ struct TableEntry {
   static TableEntry decode(Bytes bytes);
 };
 
+// The number of a store, from the name of one of its tables ("store/table") or its own.
+uint64_t store_of(const std::string& name);
+
 // How a table of so many bytes is cut; 0 when it has too many for this number of slots.
 uint64_t chunk_bytes_for(uint64_t bytes, uint32_t slots);
 uint64_t chunks_of(uint64_t bytes, uint64_t chunk_bytes);

@@ -16,12 +16,13 @@
 //             to a clock                            taken, and holds nothing here
 //   pull      the value, please          go         what was put off may be sent again
 //   set       new numbers of the update  refused    and why, as text; `code` for programs
-//   leave     no contribution after this clock
+//   leave     no contribution to the store any more
 //   who       holds up the round         behind     every member's clock
 //
-// All but `table` are about one part, which is one table in one slot: that is the atomic unit, and
-// the messages of a worker about it are taken in the order of its calls. What changes something is
-// numbered. An answer carries back the `call` of its question, which is the client's own.
+// All but `table` and `leave` are about one part, which is one table in one slot: that is the
+// atomic unit, and the messages of a worker about it are taken in the order of its calls. What
+// changes something is numbered. An answer carries back the `call` of its question, which is the
+// client's own.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +75,7 @@ struct StoreHeader {
   uint32_t slot = 0;
   uint32_t worker = 0;
   uint32_t incarnation = 0;
-  uint64_t number = 0;   // of what changes something
+  uint64_t number = 0;   // of what changes something; declare and leave: of the store
   uint64_t clock = 0;    // of the worker on this table, with this contribution
   uint64_t slowest = 0;  // to clients: the slowest member's clock in this part
                          // to shards: the number of what this comes after in this part

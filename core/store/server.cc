@@ -36,18 +36,24 @@ void Server::add_channel(uint32_t shard, int socket, int segment) {
 }
 
 void Server::on_lost(uint32_t worker) {
+  if (worker >= settings_.workers) return;
   for (auto& desk : desks_) post(*desk, {nullptr, int(worker), -1});
+  {
+    const std::lock_guard lock(mutex_);
+    lost_.push_back(worker);
+  }
   member_gone(worker);
 }
 
 void Server::on_left(uint32_t worker) {
+  if (worker >= settings_.workers) return;
   for (auto& desk : desks_) post(*desk, {nullptr, -1, int(worker)});
   member_gone(worker);
 }
 
 void Server::member_gone(uint32_t worker) {
   const std::lock_guard lock(mutex_);
-  if (worker < gone_.size()) gone_[worker] = true;
+  gone_[worker] = true;
   changed_.notify_all();
 }
 
@@ -66,6 +72,11 @@ Server::Counts Server::counts() const {
     counts.refused += desk->refused.load(std::memory_order_relaxed);
   }
   return counts;
+}
+
+std::vector<uint32_t> Server::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
 }
 
 void Server::close() {

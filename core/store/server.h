@@ -53,6 +53,7 @@ class Server {
   // Waits until every worker has left or is lost, at most so long; true when they have.
   bool wait_until_over(std::chrono::milliseconds at_most);
   Counts counts() const;
+  std::vector<uint32_t> lost() const;  // workers
   void close();
 
  private:
@@ -93,9 +94,10 @@ class Server {
   std::shared_ptr<Replay> replay_;
   std::vector<std::unique_ptr<Desk>> desks_;
   std::atomic<bool> closing_{false};
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<bool> gone_;
+  std::vector<uint32_t> lost_;
 };
 
 }  // namespace commute

@@ -45,6 +45,7 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
   try {
     if (header.kind == StoreKind::kTable) return declare_table(link, header, payload);
     if (header.kind == StoreKind::kDeclare) return declare(link, header, payload);
+    if (header.kind == StoreKind::kLeave) return leave(link, header);
   } catch (const std::invalid_argument& error) {
     return refuse(link, header, Refused::kInvalid, error.what());
   }
@@ -55,7 +56,6 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
   if (desk.workers[header.worker].incarnation != header.incarnation)
     return refuse(link, header, Refused::kProtocol, "this worker has not declared the table");
   if (header.kind == StoreKind::kWho) return who(link, header, desk);
-  if (header.kind == StoreKind::kLeave) return leave(link, header, desk);
   if (desk.lost >= 0) return refuse_lost(link, header, desk);
   switch (header.kind) {
     case StoreKind::kPush:
@@ -203,6 +203,7 @@ void Shard::create(const StoreHeader& header, Bytes payload) {
   slots_[header.slot].apply(op);
   if (record_) record_(header.slot, op);
   Desk desk;
+  desk.store = header.number;
   desk.slot = header.slot;
   desk.table = header.table;
   desk.part = slots_[header.slot].part(header.table);
@@ -211,6 +212,8 @@ void Shard::create(const StoreHeader& header, Bytes payload) {
     desk.workers[worker].gone = true;
     if (loss && !desk.spec().continues) desk.lost = int(worker);
   }
+  for (uint32_t worker = 0; worker < settings_.workers; ++worker)
+    if (left_.contains({desk.store, worker})) desk.workers[worker].gone = true;
   desks_.emplace(key_of(header), std::move(desk));
 }
 
@@ -221,7 +224,7 @@ void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
     standing.incarnation = header.incarnation;
     standing.number = 0;
     standing.building = false;
-    standing.gone = false;
+    standing.gone = left_.contains({desk.store, header.worker});
   }
   standing.declared = true;
   StoreHeader reply = answer(header, StoreKind::kDeclared, desk);
@@ -294,11 +297,14 @@ void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) 
   queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
-void Shard::leave(int link, const StoreHeader& header, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
-  if (!its_turn(header, standing) && desk.lost < 0) return put_off(link, header, desk);
-  queue(link, answer(header, StoreKind::kCommitted, desk));
-  if (desk.lost < 0) gone(desk, header.worker);
+// The worker has flushed before: nothing of it is on its way.
+void Shard::leave(int link, const StoreHeader& header) {
+  left_.emplace(header.number, header.worker);
+  for (auto& [key, desk] : desks_)
+    if (desk.store == header.number && desk.lost < 0) gone(desk, header.worker);
+  StoreHeader reply = header;
+  reply.kind = StoreKind::kCommitted;
+  queue(link, reply);
 }
 
 void Shard::who(int link, const StoreHeader& header, const Desk& desk) {

@@ -34,6 +34,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -103,6 +104,7 @@ class Shard {
   };
   // What a part has beside the slot's state.
   struct Desk {
+    uint64_t store = 0;
     uint32_t slot = 0;
     uint32_t table = 0;
     Slot::Part* part = nullptr;
@@ -132,7 +134,7 @@ class Shard {
   void tick(int link, const StoreHeader& header, Desk& desk);
   void pull(int link, const StoreHeader& header, Desk& desk);
   void set(int link, const StoreHeader& header, Bytes payload, Desk& desk);
-  void leave(int link, const StoreHeader& header, Desk& desk);
+  void leave(int link, const StoreHeader& header);
   void who(int link, const StoreHeader& header, const Desk& desk);
 
   bool is_news(const StoreHeader& header, Standing& standing) const;
@@ -172,7 +174,8 @@ class Shard {
   };
   std::unordered_map<int, Queue> queues_;  // by link
   StoreMessage next_;
-  std::map<uint32_t, bool> lost_;  // and whether it was a loss
+  std::map<uint32_t, bool> lost_;                 // and whether it was a loss
+  std::set<std::pair<uint64_t, uint32_t>> left_;  // store and worker
   uint64_t pushes_ = 0;
 };
 

@@ -33,6 +33,8 @@ from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.store.store import Store
+from commute.store.table import DenseTable, TableInfo
 from commute.store.updates import SGD, Adagrad, Adam, Momentum, Semiring
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "AuthenticationError",
     "ClosedError",
     "CommuteError",
+    "DenseTable",
     "ForkedError",
     "Group",
     "Handle",
@@ -55,6 +58,8 @@ __all__ = [
     "Semiring",
     "SettingError",
     "SlotLostError",
+    "Store",
+    "TableInfo",
     "UnknownTableError",
     "__version__",
     "init",

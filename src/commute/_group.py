@@ -24,6 +24,7 @@ import numpy as np
 from commute import _core
 from commute import plan as plans
 from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._bound import core_plan
 from commute._errors import CommuteError
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
@@ -584,27 +585,6 @@ class Group:
             ),
             keep=buffer,
         )
-
-
-def core_plan(plan: plans.Plan, rank: int, *, settled: bool) -> _core.Plan:
-    """One rank's part of a plan, for the core."""
-    signals = np.zeros((plan.ranks, _core.SIGNALS), dtype=np.int64)
-    for owner, program in enumerate(plan.programs):
-        used = program["arg"][program["op"] == plans.Op.SIGNAL]
-        np.add.at(signals[owner], used, 1)
-    return _core.make_plan(
-        int(plan.collective),
-        plan.algorithm,
-        rank,
-        plan.ranks,
-        plan.root,
-        plan.hash,
-        plan.chunks,
-        plan.blocks,
-        plan.programs[rank].tobytes(),
-        signals.ravel().tolist(),
-        settled,
-    )
 
 
 def _why_left(error: BaseException | None) -> str:

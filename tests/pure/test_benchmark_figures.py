@@ -7,16 +7,18 @@ And what it lets pass as a result: what the call must leave, written in this ver
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # The benchmarks are no part of the installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import four_hosts, one_host
+from benchmarks import four_hosts, one_host, store
 from benchmarks.figures import Requirement, compare, judge, verdict_lines
 from benchmarks.rounds import Cell, CellResult, Round
 from benchmarks.session import Question
 from benchmarks.workers.calls import bytes_given, bytes_left, values_given, values_left
+from benchmarks.workers.exchanges import Exchange, Exchanges, Keeps, bounds
 from benchmarks.workers.turns import Array, Bound, Call
 
 MB = 1 << 20
@@ -82,7 +84,32 @@ def test_a_limit_is_compared_like_a_peer() -> None:
     assert spread.median == 1.25
 
 
-@pytest.mark.parametrize("question", [one_host.QUESTION, four_hosts.QUESTION], ids=lambda q: q.name)
+@pytest.mark.parametrize(("seconds", "met"), [(3.3, False), (4.0, True), (4.7, False)])
+def test_a_ratio_may_have_to_lie_between_two_bounds(seconds: float, met: bool) -> None:
+    """Four times as fast, within 15%, fails on either side; ours need not be called commute."""
+    row = Requirement("x1", 8, MB, 3.4, "", "push_pull", ours="x4", ratio_max=4.6)
+    measured = result_of(row.cell, {"x1": seconds, "x4": 1.0})
+
+    [verdict] = judge([row], [{row.cell: measured}])
+
+    assert verdict.met is met
+    assert "needs 3.400-4.600" in verdict_lines([verdict])[0]
+
+
+def test_the_best_peer_of_the_store_is_the_fastest_of_its_peers() -> None:
+    """A copy and a limit are in the same round, and no peers."""
+    seconds = {"commute": 1.0, "ray": 5.0, "rpc": 3.0, "redis": 4.0, "copy": 0.5, "limit": 2.0}
+
+    spread = compare(result_of(Cell(1, 16 * MB, "push_pull"), seconds), "best peer")
+
+    assert spread is not None
+    assert spread.median == 3.0
+
+
+QUESTIONS = (one_host.QUESTION, four_hosts.QUESTION, store.QUESTION)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.name)
 def test_no_figure_is_required_twice(question: Question) -> None:
     """A peer has one requirement per cell: the stronger one replaces "no slower"."""
     rows = question.requirements
@@ -160,3 +187,50 @@ def test_a_stale_result_is_found_out(call: str, variant: str) -> None:
 
     with pytest.raises(AssertionError, match="wrong result"):
         bound.sample()
+
+
+@pytest.mark.parametrize(
+    ("keeps", "expected"),
+    # After three exchanges of a sample of four: worker 1 has given 2, 4 and 2; worker 0 at most
+    # 1, 2, 1 and 2.
+    [(Keeps.ROUNDS, (12, 12)), (Keeps.ARRIVALS, (8, 14)), (Keeps.LAST, (2, 2))],
+)
+def test_what_an_exchange_must_answer(keeps: Keeps, expected: tuple[float, float]) -> None:
+    """Whole rounds, all of mine with some of the others', or only what I gave last."""
+    assert bounds(keeps, rank=1, workers=2, number=3, last=4) == expected
+
+
+class Summing:
+    """The only worker of a server that adds up, until it is told to answer what it last did."""
+
+    rank, size, version, keeps = 0, 1, "summing", Keeps.ROUNDS
+
+    def __init__(self) -> None:
+        self.is_working = True
+        self.tables: dict[str, Array] = {}
+
+    def barrier(self) -> None:
+        pass
+
+    def declare(self, table: str, bytes: int) -> None:
+        self.tables[table] = np.zeros(bytes // 4, np.float32)
+
+    def bind(self, table: str, source: Array, result: Array) -> Exchange:
+        def exchange() -> Array:
+            if self.is_working:
+                self.tables[table] += source
+            np.copyto(result, self.tables[table])
+            return result
+
+        return exchange
+
+
+def test_an_exchange_that_adds_nothing_is_found_out() -> None:
+    """The sum of the exchange before does not pass."""
+    worker = Summing()
+    work = Exchanges(worker, table="t", bytes=64, batch=3, idle_seconds=0.0)
+    work.sample()
+    worker.is_working = False
+
+    with pytest.raises(AssertionError, match="wrong sum"):
+        work.sample()

@@ -33,9 +33,12 @@ LAYERS = {
     "_wiring": {*PARTS, "_runner"},
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
-    "_group": {*PARTS, "_arrays", "_settings", "_runner", "_wiring", "_handle", "_fast"},
-    "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group"},
-    "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member"},
+    "_bound": PARTS,
+    "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
+    "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
+    | {"store"},
+    "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
+    "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
 }
 TOP_LAYERS = {"__init__", "__main__", "cli", "testing", "watch"}  # may import everything below
 NAMED_BADLY = re.compile(r"(^|_)(utils?|helpers?|common|misc)(_|$)")

@@ -26,9 +26,7 @@ When both dial at once the higher rank's dial wins:
 Between neighbours, which share memory, links are dialled through a Unix socket, and the dialer
 passes the memory of the link along; all else is the same.
 
-Channels to the shards of a store are simpler: only workers dial, as often as they like, and say
-the number of the shard (u4) after the handshake; the server answers ACCEPTED and hands the
-connection to its shard.
+Channels to the shards of a store are another matter (see channels).
 
 Threads: the loop thread owns the links and the gate; other threads reach them by `run`, and take
 a ready socket under `_lock`. The thread is a daemon, so a process can end without close().
@@ -47,7 +45,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from commute._errors import (
     AuthenticationError,
@@ -64,6 +62,7 @@ from commute.cluster.auth import (
     check_token,
     read_exactly,
 )
+from commute.cluster.channels import STORE_PURPOSES, Channels, Connected
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
 from commute.cluster.neighbours import SHARED_PURPOSES, Attach, Neighbours, pass_descriptors
@@ -79,22 +78,13 @@ RETRY_SECONDS_MAX: Final = 0.5
 # A winner's dial takes milliseconds; this long without it, its attempt has failed.
 YIELD_SECONDS: Final = 2.0
 
-_STORE_PURPOSES: Final = frozenset({Purpose.STORE, Purpose.SHARED_STORE})
 _LINK_PURPOSES: Final = (
     SHARED_PURPOSES | {Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL}
-) - _STORE_PURPOSES
+) - STORE_PURPOSES
 _NO_SEGMENT: Final = -1
 _T = TypeVar("_T")
 # dial(introduction, on_connected=...) makes one attempt.
 _Dial = Callable[..., Awaitable[socket.socket]]
-
-
-class Connected(NamedTuple):
-    """A link, ready for the core; both descriptors are the caller's."""
-
-    socket: int
-    segment: int  # of a link in shared memory, else -1
-    dialled: bool  # by this side
 
 
 class _State(enum.Enum):
@@ -163,8 +153,7 @@ class Connector:
         self._make_segment: Callable[[], int] | None = None
         self._closed = False
         self._take_control: Callable[[int, int], None] | None = None
-        self._take_channel: Callable[[int, int, int], None] | None = None
-        self._serving = asyncio.Event()
+        self._channels = Channels(self._introduction, self._routes)
         # Held to pass a ready socket from the loop thread to a caller.
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -335,8 +324,7 @@ class Connector:
 
     def on_channel(self, take: Callable[[int, int, int], None]) -> None:
         """From now on channels go to take(shard, socket, segment), which owns both descriptors."""
-        self._take_channel = take
-        self._loop.call_soon_threadsafe(self._serving.set)
+        self._loop.call_soon_threadsafe(self._channels.serve, take)
 
     def open_channel(
         self, peer: int, shard: int, deadline: float, make_segment: Callable[[], int] | None
@@ -349,79 +337,7 @@ class Connector:
         Raises:
             OperationTimeoutError: the server could not be reached; the message says why.
         """
-        return self.run(self._open_channel(peer, shard, deadline, make_segment))
-
-    async def _open_channel(
-        self, peer: int, shard: int, deadline: float, make_segment: Callable[[], int] | None
-    ) -> Connected:
-        member = self._members[peer]
-        failure, pause = "no attempt was made", 0.02
-        while True:
-            for purpose in (Purpose.SHARED_STORE, Purpose.STORE):
-                if purpose is Purpose.SHARED_STORE and make_segment is None:
-                    continue
-                for where, dial_there in self._routes((peer, purpose)):
-                    try:
-                        async with asyncio.timeout(HANDSHAKE_SECONDS):
-                            return await self._dial_channel(
-                                dial_there, peer, shard, purpose, make_segment
-                            )
-                    except (HandshakeError, OSError) as error:
-                        failure = f"{where}: {error}"
-            if time.monotonic() >= deadline:
-                raise OperationTimeoutError(
-                    f"no channel to the server with rank {peer} (pid {member.pid} on {member.host})"
-                    f" before the deadline: {failure}; check that this host can reach that address"
-                )
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_SECONDS_MAX)
-
-    async def _dial_channel(
-        self,
-        dial_there: _Dial,
-        peer: int,
-        shard: int,
-        purpose: Purpose,
-        make_segment: Callable[[], int] | None,
-    ) -> Connected:
-        introduction = Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
-        connection = await dial_there(introduction, on_connected=lambda: None)
-        segment = _NO_SEGMENT
-        try:
-            if purpose is Purpose.SHARED_STORE:
-                assert make_segment is not None
-                segment = make_segment()
-                pass_descriptors(connection, [segment])
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(connection, shard.to_bytes(4, "little"))
-            if await read_exactly(connection, 1) != ACCEPTED:
-                raise HandshakeError("it refused the channel")
-        except BaseException:
-            _drop(connection, segment)
-            raise
-        return Connected(connection.detach(), segment, True)
-
-    async def _admit_channel(
-        self, connection: socket.socket, introduction: Introduction, segment: int
-    ) -> None:
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await self._formed.wait()
-                await self._serving.wait()
-                self._check_introduction(introduction)
-                if (introduction.purpose is Purpose.SHARED_STORE) != (segment != _NO_SEGMENT):
-                    raise HandshakeError("a channel came without its memory, or with too much")
-                shard = int.from_bytes(await read_exactly(connection, 4), "little")
-        except BaseException:
-            _close_segment(segment)
-            raise
-        with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().sock_sendall(connection, ACCEPTED)
-        assert self._take_channel is not None
-        try:
-            self._take_channel(shard, connection.detach(), segment)
-        except RuntimeError as error:
-            raise HandshakeError(str(error)) from None
+        return self.run(self._channels.open(self._members[peer], shard, deadline, make_segment))
 
     def _pass_control(self) -> None:
         for (peer, purpose), link in self._links.items():
@@ -471,8 +387,11 @@ class Connector:
         self, connection: socket.socket, introduction: Introduction, segment: int = _NO_SEGMENT
     ) -> None:
         """Decide on a peer's dial; raising HandshakeError refuses it."""
-        if introduction.purpose in _STORE_PURPOSES:
-            return await self._admit_channel(connection, introduction, segment)
+        if introduction.purpose in STORE_PURPOSES:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await self._formed.wait()
+            self._check_introduction(introduction)
+            return await self._channels.admit(connection, introduction, segment)
         status = b""
         try:
             # A peer may have heard of the world before we have.
@@ -562,7 +481,7 @@ class Connector:
     async def _attempt(self, key: tuple[int, Purpose], link: _Link) -> bool:
         """Dial once, every address of the peer in turn; True when told to yield."""
         peer, purpose = key
-        introduction = Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
+        introduction = self._introduction(peer, purpose)
 
         def connected() -> None:
             # The peer's dial may have come first, and this attempt not have been stopped yet.
@@ -590,6 +509,9 @@ class Connector:
                 if link.state in (_State.DIALLING, _State.INTRODUCED):
                     link.state = _State.ABSENT
         return False
+
+    def _introduction(self, peer: int, purpose: Purpose) -> Introduction:
+        return Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
 
     def _routes(self, key: tuple[int, Purpose]) -> list[tuple[str, _Dial]]:
         """Where a peer can be dialled, in words and in deed."""

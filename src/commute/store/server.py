@@ -15,6 +15,7 @@ leaves and who is lost.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ from commute.cluster.auth import read_token
 from commute.cluster.join import join
 from commute.store.gather import store_world
 from commute.store.links import SLOTS, replay_of
+
+_log = logging.getLogger("commute")
 
 LOOK_SECONDS = 0.5
 GOODBYE_SECONDS = 0.5
@@ -86,7 +89,11 @@ def _serve(given: argparse.Namespace) -> int:
     health = _core.watch_server(server, given.rank, given.peer_timeout)
     health.add(membership.coordinator_fd, -1)
     connector.on_channel(server.add_channel)
+    told: set[int] = set()
     while not server.wait_until_over(LOOK_SECONDS):
+        for rank in set(server.lost()) - told:
+            told.add(rank)
+            _log.warning("rank %d was lost; tables that continue go on without it", rank)
         if not health.watches(-1) and server.counts()[1] == 0:
             break  # the job is gone, and could not say so
     connector.close()

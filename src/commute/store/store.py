@@ -229,9 +229,8 @@ class Store:
         self._left = True
         limit = self.timeout if timeout is None else seconds(timeout)
         with self._links.calling():
-            calls = [self._links.endpoint.leave(t._number) for t in self._tables.values()]
-        for call in calls:
-            self._links.finish(call, "leaving", limit)
+            call = self._links.endpoint.leave(self.name)
+        self._links.finish(call, f"leaving store {self.name!r}", limit)
 
     def __enter__(self) -> Store:
         return self

@@ -49,7 +49,7 @@ PLANTED: Final = (
 )
 _INT64: Final = 6  # core/dtype.h
 _SUM: Final = 0
-_TABLES: Final = ("a", "b")
+_TABLES: Final = ("store/a", "store/b")
 _PHASES: Final = 2 * len(_TABLES) + 1  # of an iteration: pushes, a tick, pulls
 _STEPS: Final = 10 * _PHASES
 _EVENTS_MAX: Final = 200_000
@@ -394,13 +394,13 @@ class Simulation:
                 self._declared(worker, life)
                 and life.steps >= _STEPS
                 and (life.waiting == 0 or life.client.done(life.waiting))
+                and life.client.flushed()
             )
             if idle and not life.left:
                 if life.waiting:
                     self._check_read(worker)
                 life.waiting, life.left = 0, True
-                for number in self.numbers:
-                    life.client.leave(number)
+                life.client.leave("store")
             stopped = stopped and idle
         return stopped
 
