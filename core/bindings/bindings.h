@@ -23,6 +23,7 @@ void bind_health(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_control(nanobind::module_& module);
 void bind_store(nanobind::module_& module);
+void bind_plain_table(nanobind::module_& module);
 void bind_store_machines(nanobind::module_& module);
 
 }  // namespace commute::bindings

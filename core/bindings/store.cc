@@ -34,13 +34,17 @@ struct Gradient {
 };
 
 Gradient gradient(const TableSpec& spec, const std::vector<uintptr_t>& addresses, uintptr_t scale,
-                  bool keep) {
-  if (addresses.size() == 1 && scale == 0 && !keep)
-    return {{at(addresses.front()), spec.bytes()}, nullptr};
-  std::vector<const std::byte*> arrays;
-  for (const uintptr_t address : addresses) arrays.push_back(at(address));
-  Client::Owner owner = gather(spec, arrays, at(scale));
-  return {Bytes(*owner), owner};
+                  bool keep, bool reject_nan) {
+  Gradient made{{at(addresses.front()), spec.bytes()}, nullptr};
+  if (addresses.size() > 1 || scale != 0 || keep) {
+    std::vector<const std::byte*> arrays;
+    for (const uintptr_t address : addresses) arrays.push_back(at(address));
+    made.owner = gather(spec, arrays, at(scale));
+    made.bytes = Bytes(*made.owner);
+  }
+  if (reject_nan && has_nan(spec.dtype, made.bytes.data(), spec.count))
+    throw std::invalid_argument("NaN");
+  return made;
 }
 
 // 0 when it is done and was not refused, else the call, to be waited for.
@@ -51,18 +55,18 @@ uint64_t finish(Endpoint& endpoint, uint64_t call, double seconds) {
 }
 
 uint64_t push(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
-              uintptr_t scale, bool piece, bool asked, bool keep) {
+              uintptr_t scale, bool piece, bool asked, bool keep, bool reject_nan) {
   const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
-  Gradient given = gradient(spec, addresses, scale, keep);
+  Gradient given = gradient(spec, addresses, scale, keep, reject_nan);
   return self.call(asked, [&](Client& client) {
     return client.push(table, given.bytes, std::move(given.owner), piece, asked);
   });
 }
 
 uint64_t push_pull(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
-                   uintptr_t scale, uintptr_t out, double seconds) {
+                   uintptr_t scale, uintptr_t out, double seconds, bool reject_nan) {
   const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
-  Gradient given = gradient(spec, addresses, scale, false);
+  Gradient given = gradient(spec, addresses, scale, false, reject_nan);
   const uint64_t call = self.call(seconds < 0, [&](Client& client) {
     return client.push_pull(table, given.bytes, std::move(given.owner), into(out));
   });
@@ -150,9 +154,9 @@ void bind_declarations(nb::class_<Endpoint>& endpoint) {
 void bind_calls(nb::class_<Endpoint>& endpoint) {
   endpoint
       .def("push", &push, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
-           nb::arg("piece"), nb::arg("asked"), nb::arg("keep"), Release())
+           nb::arg("piece"), nb::arg("asked"), nb::arg("keep"), nb::arg("reject_nan"), Release())
       .def("push_pull", &push_pull, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
-           nb::arg("out"), nb::arg("seconds"), Release())
+           nb::arg("out"), nb::arg("seconds"), nb::arg("reject_nan"), Release())
       .def("pull", &pull, nb::arg("table"), nb::arg("out"), nb::arg("fresh"), nb::arg("seconds"),
            Release())
       .def(
@@ -216,7 +220,7 @@ void bind_questions(nb::class_<Endpoint>& endpoint) {
           "outcome",
           [](Endpoint& self, uint64_t call) {
             Client::Outcome outcome;
-            self.call(false, [&](Client& client) { outcome = client.outcome(call); });
+            self.look([&](Client& client) { outcome = client.outcome(call); });
             return as_tuple(outcome);
           },
           nb::arg("call"), nb::sig(kOutcome))
@@ -224,7 +228,7 @@ void bind_questions(nb::class_<Endpoint>& endpoint) {
           "trouble",
           [](Endpoint& self, uint32_t table) {
             Client::Outcome outcome;
-            self.call(false, [&](Client& client) { outcome = client.trouble(table); });
+            self.look([&](Client& client) { outcome = client.trouble(table); });
             return as_tuple(outcome);
           },
           nb::arg("table"), nb::sig(kTrouble));
@@ -361,18 +365,13 @@ void bind_store(nb::module_& module) {
   bind_specs(module);
   bind_server(module);
   bind_endpoint(module);
+  bind_plain_table(module);
   bind_store_machines(module);
   module.def("channel_segment", &channel_segment);
   module.def("watch_server", &watch_server, nb::arg("server"), nb::arg("rank"),
              nb::arg("peer_timeout"), nb::keep_alive<0, 1>());
   module.def("watch_endpoint", &watch_endpoint, nb::arg("endpoint"), nb::arg("rank"),
              nb::arg("workers"), nb::arg("peer_timeout"), nb::keep_alive<0, 1>());
-  module.def(
-      "has_nan",
-      [](int dtype, uintptr_t address, size_t count) {
-        return has_nan(static_cast<Dtype>(dtype), at(address), count);
-      },
-      nb::arg("dtype"), nb::arg("address"), nb::arg("count"), Release());
 }
 
 }  // namespace commute::bindings

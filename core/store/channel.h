@@ -74,8 +74,8 @@ class SharedChannel final : public Channel {
   void awake() override;
 
  private:
-  static constexpr uint64_t kRequests = 4;
-  static constexpr uint64_t kReplies = 4;
+  static constexpr uint64_t kRequests = 8;
+  static constexpr uint64_t kReplies = 8;
   static constexpr size_t kHeadBytes = 4096;
   // Payloads begin on a page: they are copied page by page.
   static constexpr size_t kPayloadAt = 4096;

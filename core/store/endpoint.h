@@ -13,6 +13,8 @@
 // and all else; it is not held while resting.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -50,6 +52,7 @@ class Endpoint {
   template <class F>
   auto call(bool background, F f) {
     const std::lock_guard lock(mutex_);
+    if (::getpid() != pid_) throw Error({FailureCode::kClosed, -1, -1, 0, "this is a fork"});
     if (failure_.code != FailureCode::kNone) throw Error(failure_);
     struct After {
       Endpoint& self;
@@ -58,8 +61,9 @@ class Endpoint {
     } after{*this, background};
     return f(client_);
   }
+  // Without moving anything, also of a store that has failed.
   template <class F>
-  auto look(F f) const {
+  auto look(F f) {
     const std::lock_guard lock(mutex_);
     return f(client_);
   }

@@ -2,8 +2,8 @@
 #include "store/update.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -140,9 +140,9 @@ std::string Update::describe() const {
   if (semiring) return "Semiring(add=" + text + ", mul=" + name(times) + ")";
   if (!optimizes()) return text;
   const auto add = [&](const char* what, double number, bool first = false) {
-    char piece[64];
-    std::snprintf(piece, sizeof piece, "%s%s=%g", first ? "(" : ", ", what, number);
-    text += piece;
+    char digits[32];  // the shortest that reads back as this number: declarations are compared
+    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+    text.append(first ? "(" : ", ").append(what).append("=").append(digits, end);
   };
   add("lr", lr, true);
   if (kind == UpdateKind::kMomentum) add("momentum", momentum);

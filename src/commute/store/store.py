@@ -28,6 +28,8 @@ from commute.store.updates import Update, core_update
 __all__ = ["Store"]
 
 _AS_STORE: Final = object()
+NAME_MAX: Final = 255
+AXES_MAX: Final = 64  # NumPy's
 
 
 class Store:
@@ -59,7 +61,7 @@ class Store:
     ) -> None:
         self.name = name
         self.staleness = _checked_staleness(staleness)
-        self.timeout = timeout
+        self.timeout = seconds(timeout)
         self._links = links
         self._deterministic = deterministic
         self._on_loss = on_loss
@@ -67,8 +69,11 @@ class Store:
         self._left = False
         if on_loss not in (None, "raise", "continue"):
             raise SettingError(f'expected on_loss to be "raise" or "continue", got {on_loss!r}')
-        if not isinstance(name, str) or not name or "/" in name:
-            raise SettingError(f"expected a name without '/' for the store, got {name!r}")
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or "/" in name:
+            raise SettingError(
+                f"expected a name of 1 to {NAME_MAX} letters without '/' for the store, got"
+                f" {str(name)[:NAME_MAX]!r}"
+            )
 
     def __repr__(self) -> str:
         return f"<Store {self.name!r}, staleness {self.staleness}, {len(self._tables)} tables>"
@@ -105,8 +110,12 @@ class Store:
             SettingError: it cannot be: an unknown update, a mean of integers.
         """
         self._check()
-        if not isinstance(name, str) or not name:
-            raise SettingError(f"expected a name for the table, got {name!r}")
+        links = self._links
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
+            got = str(name)[:NAME_MAX]
+            raise SettingError(
+                f"expected a name of 1 to {NAME_MAX} letters for the table, got {got!r}"
+            )
         sizes = _checked_shape(shape)
         code = _dtype_code(dtype)
         late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
@@ -125,13 +134,13 @@ class Store:
             deterministic=rounds and late == 0,
             continues=on_loss == "continue",
         )
-        first = _first_value(init, sizes, code, name)
+        first = _first_value(init, sizes, code, f"init of table {name!r} on rank {links.rank}")
         number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
         table = self._tables.get(name)
         if table is None:
             table = self._tables[name] = DenseTable(
                 self,
-                self._links,
+                links,
                 name,
                 sizes,
                 code,
@@ -150,7 +159,8 @@ class Store:
         full_name = f"{self.name}/{name}"
         with links.calling():
             call = links.endpoint.declare_table(full_name, spec, declaration)
-        links.finish(call, f"declaring table {name!r}", limit)
+        what = f"declaring table {name!r} on rank {links.rank}"
+        links.finish(call, what, limit)
         number = links.endpoint.table_of(full_name)
         if name not in self._tables:
             address = 0 if first is None else first.address
@@ -158,7 +168,7 @@ class Store:
                 call = links.endpoint.declare(
                     full_name, spec, address, 0 if first is None else first.nbytes
                 )
-            links.finish(call, f"declaring table {name!r}", limit, keep=first)
+            links.finish(call, what, limit, keep=first)
         return number
 
     # ---- by name ----
@@ -227,6 +237,8 @@ class Store:
             return
         self.flush(timeout=timeout)
         self._left = True
+        for table in self._tables.values():
+            table._plain = None
         limit = self.timeout if timeout is None else seconds(timeout)
         with self._links.calling():
             call = self._links.endpoint.leave(self.name)
@@ -263,6 +275,8 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     fits = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in sizes)
     if isinstance(shape, str) or not fits or any(n < 0 for n in sizes):
         raise SettingError(f"expected a shape of whole numbers from 0 up, got {shape!r}")
+    if len(sizes) > AXES_MAX:
+        raise SettingError(f"expected at most {AXES_MAX} axes, got {len(sizes)}")
     if math.prod(sizes) >= 1 << 56:
         raise SettingError(f"a table of shape {sizes} is larger than any memory")
     return tuple(int(n) for n in sizes)
@@ -279,16 +293,14 @@ def _dtype_code(dtype: Any) -> int:
     return CODES[name]
 
 
-def _first_value(init: Any, shape: tuple[int, ...], code: int, name: str) -> Any:
+def _first_value(init: Any, shape: tuple[int, ...], code: int, what: str) -> Any:
     if init is None:
         return None
     dtype = next(known for known, number in CODES.items() if number == code)
     if isinstance(init, (int, float, np.generic)):
-        return reading(number_as(init, dtype, f"init of table {name!r}"), "init")
-    buffer = reading(init, "init")
+        return reading(number_as(init, dtype, what), what)
+    buffer = reading(init, what)
     if buffer.shape != shape or buffer.dtype != code:
         got = next(known for known, number in CODES.items() if number == buffer.dtype)
-        raise ArrayError(
-            f"init of table {name!r} expected shape {shape} of {dtype}, got {buffer.shape} of {got}"
-        )
+        raise ArrayError(f"{what} expected shape {shape} of {dtype}, got {buffer.shape} of {got}")
     return buffer

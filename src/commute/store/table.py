@@ -170,7 +170,11 @@ class DenseTable:
         self._reject_nan = reject_nan and code in FLOATS
         self._copies = 0
         self._copied_bytes = 0
-        self._like: Any = None  # what was pushed last decides what a pull returns
+        # The quick way of plain calls; none where every array must be looked at, or after leaving.
+        self._plain: _core.PlainTable | None = None
+        if self.dtype != "bfloat16" and not self._reject_nan:
+            form = np.empty(0, dtype=self.dtype).data.format
+            self._plain = _core.PlainTable(links.endpoint, number, form, list(shape))
 
     def __repr__(self) -> str:
         return f"<DenseTable {self.name!r} {self.shape} {self.dtype}>"
@@ -221,10 +225,19 @@ class DenseTable:
             out: an array to write into; by default a new one.
             fresh: ask the servers even where what is held here is good enough.
         """
+        if out is None:
+            out = self._empty()
+        if not fresh and timeout is None and self._plain is not None:
+            call = self._plain.pull(out)
+            if call == 0:
+                return out
+            if call > 0:
+                self._finish(call, f"pull of {self.name!r}", timeout, out)
+                return out
         self._store._check()
         target, result = self._target(out, "pull")
         with self._links.calling():
-            call = self._endpoint.pull(self._number, target.address, fresh, SLICE_SECONDS)
+            call = self._endpoint.pull(self._number, target.address, bool(fresh), SLICE_SECONDS)
         if call:
             self._finish(call, f"pull of {self.name!r}", timeout, target)
         return result
@@ -234,7 +247,7 @@ class DenseTable:
         self._store._check()
         target, result = self._target(out, "pull_async")
         with self._links.calling():
-            call = self._endpoint.pull(self._number, target.address, fresh, -1.0)
+            call = self._endpoint.pull(self._number, target.address, bool(fresh), -1.0)
         return StoreHandle(self, call, f"pull of {self.name!r}", result, target)
 
     def push_pull(
@@ -246,6 +259,15 @@ class DenseTable:
         timeout: float | None = None,
     ) -> Any:
         """`push` and then `pull`, in one exchange; nothing is copied on the way."""
+        if out is None:
+            out = self._empty()
+        if scale is None and timeout is None and self._plain is not None:
+            call = self._plain.push_pull(gradient, out)
+            if call == 0:
+                return out
+            if call > 0:
+                self._finish(call, f"push_pull of {self.name!r}", timeout, (gradient, out))
+                return out
         buffers, factor = self._contribution(gradient, scale, "push_pull")
         target, result = self._target(out, "push_pull", beside=buffers)
         call = self._exchange(buffers, factor, target, SLICE_SECONDS)
@@ -332,35 +354,30 @@ class DenseTable:
         self._store._check()
         devices = gradient if isinstance(gradient, (list, tuple)) else (gradient,)
         if not devices:
-            raise ArrayError(f"{call} to {self.name!r} expected at least one array, got none")
+            raise ArrayError(f"{self._here(call)} expected at least one array, got none")
         buffers = [self._reading(array, call) for array in devices]
         if scale is None:
             return buffers, None
-        return buffers, number_as(scale, self.dtype, f"scale of {call} to {self.name!r}")
+        return buffers, number_as(scale, self.dtype, f"scale of {self._here(call)}")
 
     def _reading(self, array: Any, call: str) -> Buffer:
         if not self.shape and isinstance(array, (int, float, np.generic)):
-            array = number_as(array, self.dtype, f"{call} to {self.name!r}")
-        buffer = reading(array, call)
+            array = number_as(array, self.dtype, self._here(call))
+        buffer = reading(array, self._here(call))
         if buffer.shape != self.shape or buffer.dtype != self._code:
             raise self._misfit(call, buffer)
-        if self._reject_nan and _core.has_nan(buffer.dtype, buffer.address, buffer.elements):
-            raise ArrayError(
-                f"{call} to {self.name!r} on rank {self._links.rank} got an array with NaN, which"
-                " this table rejects (reject_nan=True); nothing was sent"
-            )
         return buffer
 
     def _target(self, out: Any, call: str, beside: Sequence[Buffer] = ()) -> tuple[Buffer, Any]:
         if out is None:
             out = self._empty()
-        buffer = writing(out, call)
+        buffer = writing(out, self._here(call))
         if buffer.shape != self.shape or buffer.dtype != self._code:
             raise self._misfit(call, buffer)
         for other in beside:
             if overlap(buffer, other) and buffer.address != other.address:
                 raise ArrayError(
-                    f"{call} of {self.name!r} got an out= that overlaps the gradient; pass the same"
+                    f"{self._here(call)} got an out= that overlaps the gradient; pass the same"
                     " array, or another"
                 )
         return buffer, out
@@ -373,10 +390,19 @@ class DenseTable:
             raise ArrayError("NumPy has no bfloat16; pass out= with a torch tensor")
         return torch.empty(self.shape, dtype=torch.bfloat16)
 
+    def _here(self, call: str) -> str:
+        return f"{call} of table {self.name!r} on rank {self._links.rank}"
+
+    def _with_nan(self) -> ArrayError:
+        return ArrayError(
+            f"push to {self.name!r} on rank {self._links.rank} got a contribution with NaN, which"
+            " this table rejects (reject_nan=True); nothing was sent"
+        )
+
     def _misfit(self, call: str, got: Buffer) -> ArrayError:
         return ArrayError(
-            f"{call} of {self.name!r} on rank {self._links.rank} expected shape {self.shape} of"
-            f" {self.dtype}, got {got.shape} of {_NAMES[got.dtype]}; nothing was sent"
+            f"{self._here(call)} expected shape {self.shape} of {self.dtype}, got {got.shape} of"
+            f" {_NAMES[got.dtype]}; nothing was sent"
         )
 
     def _nbytes(self) -> int:
@@ -389,16 +415,25 @@ class DenseTable:
         self._check_trouble()
         addresses = [buffer.address for buffer in buffers]
         scale = 0 if factor is None else factor.ctypes.data
-        with self._links.calling():
-            return self._endpoint.push(self._number, addresses, scale, piece, asked, keep)
+        nan = self._reject_nan
+        try:
+            with self._links.calling():
+                return self._endpoint.push(
+                    self._number, addresses, scale, bool(piece), asked, keep, nan
+                )
+        except ValueError as error:
+            raise self._with_nan() if error.args == ("NaN",) else error from None
 
     def _exchange(self, buffers: list[Buffer], factor: Any, target: Buffer, seconds: float) -> int:
         addresses = [buffer.address for buffer in buffers]
         scale = 0 if factor is None else factor.ctypes.data
         try:
-            return self._endpoint.push_pull(self._number, addresses, scale, target.address, seconds)
-        except _core.CoreError as error:
-            raise self._links._failure(error.args) from None
+            with self._links.calling():
+                return self._endpoint.push_pull(
+                    self._number, addresses, scale, target.address, seconds, self._reject_nan
+                )
+        except ValueError as error:
+            raise self._with_nan() if error.args == ("NaN",) else error from None
 
     def _finish(self, call: int, what: str, timeout: float | None, keep: Any = None) -> bytes:
         limit = self._store.timeout if timeout is None else seconds(timeout)
