@@ -199,6 +199,7 @@ class DenseTable:
             accumulate: a piece of the contribution being built; it does not count as one.
             scale: multiply by this first, with a Semiring by its multiplication.
         """
+        self._limit(timeout)  # a bad one is refused before anything is sent
         buffers, factor = self._contribution(gradient, scale, "push")
         call = self._send(buffers, factor, accumulate, asked=False, keep=True)
         self._copies += 1
@@ -235,6 +236,7 @@ class DenseTable:
                 self._finish(call, f"pull of {self.name!r}", timeout, out)
                 return out
         self._store._check()
+        self._limit(timeout)  # a bad one is refused before anything is sent
         target, result = self._target(out, "pull")
         with self._links.calling():
             call = self._endpoint.pull(self._number, target.address, bool(fresh), SLICE_SECONDS)
@@ -268,6 +270,7 @@ class DenseTable:
             if call > 0:
                 self._finish(call, f"push_pull of {self.name!r}", timeout, (gradient, out))
                 return out
+        self._limit(timeout)
         buffers, factor = self._contribution(gradient, scale, "push_pull")
         target, result = self._target(out, "push_pull", beside=buffers)
         call = self._exchange(buffers, factor, target, SLICE_SECONDS)
@@ -435,8 +438,11 @@ class DenseTable:
         except ValueError as error:
             raise self._with_nan() if error.args == ("NaN",) else error from None
 
+    def _limit(self, timeout: float | None) -> float:
+        return self._store.timeout if timeout is None else seconds(timeout)
+
     def _finish(self, call: int, what: str, timeout: float | None, keep: Any = None) -> bytes:
-        limit = self._store.timeout if timeout is None else seconds(timeout)
+        limit = self._limit(timeout)
         return self._links.finish(call, what, limit, table=self._number, keep=keep)
 
     def _check_trouble(self) -> None:
