@@ -34,9 +34,9 @@ struct Gradient {
 };
 
 Gradient gradient(const TableSpec& spec, const std::vector<uintptr_t>& addresses, uintptr_t scale,
-                  bool keep, bool reject_nan) {
+                  bool copy, bool reject_nan) {
   Gradient made{{at(addresses.front()), spec.bytes()}, nullptr};
-  if (addresses.size() > 1 || scale != 0 || keep) {
+  if (addresses.size() > 1 || scale != 0 || copy) {
     std::vector<const std::byte*> arrays;
     for (const uintptr_t address : addresses) arrays.push_back(at(address));
     made.owner = gather(spec, arrays, at(scale));
@@ -47,36 +47,56 @@ Gradient gradient(const TableSpec& spec, const std::vector<uintptr_t>& addresses
   return made;
 }
 
-// 0 when it is done and was not refused, else the call, to be waited for.
-uint64_t finish(Endpoint& endpoint, uint64_t call, double seconds) {
-  if (call == 0 || seconds < 0) return call;
-  if (!endpoint.wait(call, after(Clock::now(), seconds))) return call;
-  return endpoint.look([&](const Client& client) { return client.refused(call); }) ? call : 0;
+// 0 when it is done and was not refused, else the call, to be waited for; its arrays are kept then.
+template <class Begin>
+uint64_t run(Endpoint& endpoint, double seconds, Kept& kept, nb::handle arrays, Begin begin) {
+  uint64_t call = 0;
+  bool done = false;
+  {
+    const nb::gil_scoped_release released;
+    call = begin();
+    try {
+      done =
+          call == 0 || (seconds >= 0 && endpoint.wait(call, after(Clock::now(), seconds)) &&
+                        !endpoint.look([&](const Client& client) { return client.refused(call); }));
+    } catch (const Error&) {
+      // Whoever finishes the call hears of it.
+    }
+  }
+  if (!done && !arrays.is_none()) keep_until_done(kept, call, arrays);
+  return done ? 0 : call;
 }
 
 uint64_t push(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
-              uintptr_t scale, bool piece, bool asked, bool keep, bool reject_nan) {
-  const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
-  Gradient given = gradient(spec, addresses, scale, keep, reject_nan);
-  return self.call(asked, [&](Client& client) {
-    return client.push(table, given.bytes, std::move(given.owner), piece, asked);
+              uintptr_t scale, bool piece, bool asked, bool copy, bool reject_nan, Kept kept,
+              nb::object arrays) {
+  return run(self, -1, kept, arrays, [&] {
+    const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
+    Gradient given = gradient(spec, addresses, scale, copy, reject_nan);
+    return self.call(asked, [&](Client& client) {
+      return client.push(table, given.bytes, std::move(given.owner), piece, asked);
+    });
   });
 }
 
 uint64_t push_pull(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
-                   uintptr_t scale, uintptr_t out, double seconds, bool reject_nan) {
-  const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
-  Gradient given = gradient(spec, addresses, scale, false, reject_nan);
-  const uint64_t call = self.call(seconds < 0, [&](Client& client) {
-    return client.push_pull(table, given.bytes, std::move(given.owner), into(out));
+                   uintptr_t scale, uintptr_t out, double seconds, bool reject_nan, Kept kept,
+                   nb::object arrays) {
+  return run(self, seconds, kept, arrays, [&] {
+    const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
+    Gradient given = gradient(spec, addresses, scale, false, reject_nan);
+    return self.call(seconds < 0, [&](Client& client) {
+      return client.push_pull(table, given.bytes, std::move(given.owner), into(out));
+    });
   });
-  return finish(self, call, seconds);
 }
 
-uint64_t pull(Endpoint& self, uint32_t table, uintptr_t out, bool fresh, double seconds) {
-  const uint64_t call =
-      self.call(seconds < 0, [&](Client& client) { return client.pull(table, into(out), fresh); });
-  return finish(self, call, seconds);
+uint64_t pull(Endpoint& self, uint32_t table, uintptr_t out, bool fresh, double seconds, Kept kept,
+              nb::object arrays) {
+  return run(self, seconds, kept, arrays, [&] {
+    return self.call(seconds < 0,
+                     [&](Client& client) { return client.pull(table, into(out), fresh); });
+  });
 }
 
 int channel_segment() {
@@ -154,11 +174,13 @@ void bind_declarations(nb::class_<Endpoint>& endpoint) {
 void bind_calls(nb::class_<Endpoint>& endpoint) {
   endpoint
       .def("push", &push, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
-           nb::arg("piece"), nb::arg("asked"), nb::arg("keep"), nb::arg("reject_nan"), Release())
+           nb::arg("piece"), nb::arg("asked"), nb::arg("copy"), nb::arg("reject_nan"),
+           nb::arg("kept"), nb::arg("arrays").none())
       .def("push_pull", &push_pull, nb::arg("table"), nb::arg("addresses"), nb::arg("scale"),
-           nb::arg("out"), nb::arg("seconds"), nb::arg("reject_nan"), Release())
+           nb::arg("out"), nb::arg("seconds"), nb::arg("reject_nan"), nb::arg("kept"),
+           nb::arg("arrays").none())
       .def("pull", &pull, nb::arg("table"), nb::arg("out"), nb::arg("fresh"), nb::arg("seconds"),
-           Release())
+           nb::arg("kept"), nb::arg("arrays").none())
       .def(
           "ask",
           [](Endpoint& self, uint32_t table, uint64_t top) {

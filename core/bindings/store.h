@@ -21,6 +21,14 @@ inline std::byte* into(uintptr_t address) {
   return reinterpret_cast<std::byte*>(address);
 }
 
+// Arrays that the core reads or writes must live until their call is done, also when the caller is
+// interrupted as soon as it is back in Python: so they are kept here, before that.
+using Kept = nanobind::typed<nanobind::dict, nanobind::int_, nanobind::object>;
+
+inline void keep_until_done(Kept& kept, uint64_t call, nanobind::handle arrays) {
+  kept[nanobind::cast(call)] = arrays;
+}
+
 inline nanobind::bytes as_bytes(const std::vector<std::byte>& bytes) {
   return nanobind::bytes(bytes.data(), bytes.size());
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings/store.h"
 #include "store/endpoint.h"
 
 namespace nb = nanobind;
@@ -57,20 +58,25 @@ struct PlainTable {
   uint32_t table;
   std::string format;
   std::vector<Py_ssize_t> shape;
+  Kept kept;
 
   // 0 done; above 0 a call that Python must finish; kNotTaken.
-  int64_t push_pull(nb::handle gradient, nb::handle out) const {
+  int64_t push_pull(nb::handle gradient, nb::handle out) {
     const View from(gradient, false), into(out, true);
     if (!from.fits(format, shape) || !into.fits(format, shape) || from.cuts(into)) return kNotTaken;
-    return run([&](Client& client) {
+    const int64_t call = run([&](Client& client) {
       return client.push_pull(table, {from.data(), from.bytes()}, nullptr, into.data());
     });
+    if (call > 0) keep_until_done(kept, uint64_t(call), nb::make_tuple(gradient, out));
+    return call;
   }
 
-  int64_t pull(nb::handle out) const {
+  int64_t pull(nb::handle out) {
     const View into(out, true);
     if (!into.fits(format, shape)) return kNotTaken;
-    return run([&](Client& client) { return client.pull(table, into.data()); });
+    const int64_t call = run([&](Client& client) { return client.pull(table, into.data()); });
+    if (call > 0) keep_until_done(kept, uint64_t(call), out);
+    return call;
   }
 
  private:
@@ -102,11 +108,12 @@ void bind_plain_table(nb::module_& module) {
       .def(
           "__init__",
           [](PlainTable* self, Endpoint& endpoint, uint32_t table, std::string format,
-             std::vector<Py_ssize_t> shape) {
-            new (self) PlainTable{&endpoint, table, std::move(format), std::move(shape)};
+             std::vector<Py_ssize_t> shape, Kept kept) {
+            new (self)
+                PlainTable{&endpoint, table, std::move(format), std::move(shape), std::move(kept)};
           },
           nb::arg("endpoint"), nb::arg("table"), nb::arg("format"), nb::arg("shape"),
-          nb::keep_alive<1, 2>())
+          nb::arg("kept"), nb::keep_alive<1, 2>())
       .def("push_pull", &PlainTable::push_pull, nb::arg("gradient"), nb::arg("out"))
       .def("pull", &PlainTable::pull, nb::arg("out"));
 }

@@ -102,6 +102,13 @@ def _add_here(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="threads of each server, which share its slots (default: cores that ranks leave)",
     )
+    _flag(
+        group,
+        "--keep-going",
+        action="store_true",
+        help="when a rank fails the others go on, for stores that continue without it; the exit "
+        "code is still the first failure's",
+    )
     _flag(group, "-m", "--module", action="store_true", help="run a module, as python -m does")
     _flag(group, "--no-python", action="store_true", help="run the program itself, not by Python")
 
@@ -200,6 +207,7 @@ def job_from(options: argparse.Namespace, env: Mapping[str, str]) -> Job:
         run=_run_id(options.rdzv_id, nodes),
         interface=options.network_interface,
         start_timeout_s=timeout_s,
+        keep_going=options.keep_going,
     )
 
 

@@ -80,6 +80,7 @@ class Job:
     run: str | None = None
     interface: str | None = None
     start_timeout_s: float = 300.0
+    keep_going: bool = False  # when a rank fails, the others go on
 
     @property
     def size(self) -> int:
@@ -229,8 +230,10 @@ class _Launcher:
             left = sum(other.running for other in self._children)
             if self._ending is None and left:
                 how = describe_exit(status, child.pid)
-                self._output.say(f"commute: rank {child.rank} failed ({how}); ending the others")
-            self._begin(_FAILED)
+                then = "the others go on" if self._job.keep_going else "ending the others"
+                self._output.say(f"commute: rank {child.rank} failed ({how}); {then}")
+            if not self._job.keep_going:
+                self._begin(_FAILED)
         if not any(other.running for other in self._children):
             self._over.set()
 
@@ -246,7 +249,7 @@ class _Launcher:
     def _told(self, frame: Frame) -> None:
         """The coordinator, or through it another launcher, says that a rank failed."""
         self._failures.add_told(frame)
-        if is_launchers_report(frame):
+        if is_launchers_report(frame) and not self._job.keep_going:
             if self._ending is None and not self._over.is_set():
                 how = frame.text.partition("\n")[0]
                 self._output.say(f"commute: rank {frame.rank} failed ({how}); ending this node")

@@ -234,10 +234,15 @@ class _Gathered:
             return server
         return f"shard {shard % self._layout.shards} of {server}"
 
-    def _close(self, well: bool) -> None:
+    def _close(self, well: bool, lost: bool) -> None:
         self._health.close(not well, "" if well else "it failed", GOODBYE_SECONDS)
         self._connector.close()
-        if not well:
+        if lost:
+            # A store without some of its slots is of no use, and a server that is stopped, or
+            # hangs, would never end.
+            for child in self._children:
+                child.kill()
+        elif not well:
             return
         # They serve until the last worker has left; a process that holds slots stays that long.
         for child in self._children:

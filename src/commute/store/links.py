@@ -4,7 +4,8 @@
 All stores of a group share one `StoreLinks`: the endpoint in the core, whose calls are numbers,
 and what it takes to wait for a call. Waiting is cut into slices of 100 ms, between which Ctrl-C
 works, broken channels are mended, and after 10 seconds a line in the log names the ranks that hold
-up the round. Arrays of calls that are not done are kept alive here: the core reads and writes them.
+up the round. Arrays of calls that are not done are kept alive in `kept`: the core reads and writes
+them.
 
     Embedded    the shard is in this process (a world of one)
     _gather     processes: servers started, joined and dialled
@@ -66,7 +67,8 @@ class StoreLinks:
     Args:
         mend: opens the channel to a shard anew; returns whether that succeeded.
         where: a shard in words, for messages.
-        on_close: ends what belongs to the links; called once, with whether all went well.
+        on_close: ends what belongs to the links; called once, with whether all went well, and
+            whether a server was lost.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class StoreLinks:
         *,
         mend: Callable[[int], bool],
         where: Callable[[int], str],
-        on_close: Callable[[bool], None],
+        on_close: Callable[[bool, bool], None],
     ) -> None:
         self.endpoint = endpoint
         self.rank = rank
@@ -84,17 +86,17 @@ class StoreLinks:
         self._mend = mend
         self._on_close = on_close
         self._pid = os.getpid()
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}  # by call; filled by the core
+        self._lost = False  # a server
         self._closed = False
 
-    def keep(self, call: int, arrays: Any) -> None:
-        """Keep arrays alive until the call is done."""
-        if len(self._kept) >= 64:
+    def let_go(self) -> None:
+        """Let arrays go whose calls are done, now and then."""
+        if len(self.kept) >= 64:
             with self.calling():
-                for number in list(self._kept):  # other threads add to it
+                for number in list(self.kept):  # other threads add to it
                     if self.endpoint.done(number):
-                        self._kept.pop(number, None)
-        self._kept[call] = arrays
+                        self.kept.pop(number, None)
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
@@ -104,23 +106,17 @@ class StoreLinks:
         except _core.CoreError as error:
             raise self._failure(error.args) from None
 
-    def finish(
-        self, call: int, what: str, timeout: float, *, table: int = -1, keep: Any = None
-    ) -> bytes:
+    def finish(self, call: int, what: str, timeout: float, *, table: int = -1) -> bytes:
         """Wait until the call is done; returns the answers to a question.
 
         Raises what the call was refused for, or OperationTimeoutError: the call then goes on.
         """
         if os.getpid() != self._pid:
             raise ForkedError("this store was made before a fork and cannot be used in the child")
-        try:
-            with self.calling():
-                self._wait(lambda s: self.endpoint.wait(call, s), what, timeout, table)
-                code, about, why, answers = self.endpoint.outcome(call)
-        except BaseException:
-            if keep is not None:
-                self._kept[call] = keep  # the core may still write into them
-            raise
+        with self.calling():
+            self._wait(lambda s: self.endpoint.wait(call, s), what, timeout, table)
+            code, about, why, answers = self.endpoint.outcome(call)
+        self.kept.pop(call, None)
         if code:
             raise refusal(code, about, f"{what}: {why}")
         return answers
@@ -183,6 +179,7 @@ class StoreLinks:
         if code == CLOSED:
             return ClosedError("the store is closed, as its group is; make a new one with init()")
         if code == PEER_LOST:
+            self._lost = True
             return SlotLostError(
                 f"{self.where(-1 - rank)} was lost, and with it the slots it held: {text}; restart"
                 " the job (checkpoints and replicas are not there yet)"
@@ -195,8 +192,8 @@ class StoreLinks:
             return
         self._closed = True
         self.endpoint.close()
-        self._kept.clear()
-        self._on_close(well)
+        self.kept.clear()
+        self._on_close(well, self._lost)
 
 
 class Embedded(StoreLinks):
@@ -211,7 +208,7 @@ class Embedded(StoreLinks):
             0,
             mend=lambda shard: True,
             where=lambda shard: "this process",
-            on_close=lambda well: report("embedded"),
+            on_close=lambda well, lost: report("embedded"),
         )
 
 

@@ -168,7 +168,7 @@ class Store:
                 call = links.endpoint.declare(
                     full_name, spec, address, 0 if first is None else first.nbytes
                 )
-            links.finish(call, what, limit, keep=first)
+            links.finish(call, what, limit)
         return number
 
     # ---- by name ----

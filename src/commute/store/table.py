@@ -69,15 +69,14 @@ class StoreHandle(Handle):
     belong to it until it is done.
     """
 
-    def __init__(self, table: DenseTable, call: int, what: str, result: Any, keep: Any) -> None:
+    def __init__(self, table: DenseTable, call: int, what: str, result: Any) -> None:
         self._table = table
         self._call = call
         self._what = what
         self._value = result
         self._failed: Exception | None = None
         self._finished = call == 0
-        if call:
-            table._links.keep(call, keep)
+        table._links.let_go()
 
     def wait(self, timeout: float | None = None) -> Any:
         """The result of the call, once it is there.
@@ -174,7 +173,7 @@ class DenseTable:
         self._plain: _core.PlainTable | None = None
         if self.dtype != "bfloat16" and not self._reject_nan:
             form = np.empty(0, dtype=self.dtype).data.format
-            self._plain = _core.PlainTable(links.endpoint, number, form, list(shape))
+            self._plain = _core.PlainTable(links.endpoint, number, form, list(shape), links.kept)
 
     def __repr__(self) -> str:
         return f"<DenseTable {self.name!r} {self.shape} {self.dtype}>"
@@ -201,7 +200,7 @@ class DenseTable:
         """
         self._limit(timeout)  # a bad one is refused before anything is sent
         buffers, factor = self._contribution(gradient, scale, "push")
-        call = self._send(buffers, factor, accumulate, asked=False, keep=True)
+        call = self._send(buffers, factor, accumulate, asked=False, copy=True)
         self._copies += 1
         self._copied_bytes += buffers[0].nbytes
         with self._links.calling():
@@ -216,8 +215,8 @@ class DenseTable:
     ) -> Handle:
         """As `push`, returning at once; `wait()` waits until it is committed."""
         buffers, factor = self._contribution(gradient, scale, "push_async")
-        call = self._send(buffers, factor, accumulate, asked=True, keep=False)
-        return StoreHandle(self, call, f"push to {self.name!r}", None, (buffers, factor))
+        call = self._send(buffers, factor, accumulate, asked=True, copy=False)
+        return StoreHandle(self, call, f"push to {self.name!r}", None)
 
     def pull(self, *, out: Any = None, fresh: bool = False, timeout: float | None = None) -> Any:
         """The combined value; waits until the slowest member is at most `staleness` behind me.
@@ -233,15 +232,17 @@ class DenseTable:
             if call == 0:
                 return out
             if call > 0:
-                self._finish(call, f"pull of {self.name!r}", timeout, out)
+                self._finish(call, f"pull of {self.name!r}", timeout)
                 return out
         self._store._check()
         self._limit(timeout)  # a bad one is refused before anything is sent
         target, result = self._target(out, "pull")
         with self._links.calling():
-            call = self._endpoint.pull(self._number, target.address, bool(fresh), SLICE_SECONDS)
+            call = self._endpoint.pull(
+                self._number, target.address, bool(fresh), SLICE_SECONDS, self._links.kept, target
+            )
         if call:
-            self._finish(call, f"pull of {self.name!r}", timeout, target)
+            self._finish(call, f"pull of {self.name!r}", timeout)
         return result
 
     def pull_async(self, *, out: Any = None, fresh: bool = False) -> Handle:
@@ -249,8 +250,10 @@ class DenseTable:
         self._store._check()
         target, result = self._target(out, "pull_async")
         with self._links.calling():
-            call = self._endpoint.pull(self._number, target.address, bool(fresh), -1.0)
-        return StoreHandle(self, call, f"pull of {self.name!r}", result, target)
+            call = self._endpoint.pull(
+                self._number, target.address, bool(fresh), -1.0, self._links.kept, target
+            )
+        return StoreHandle(self, call, f"pull of {self.name!r}", result)
 
     def push_pull(
         self,
@@ -268,15 +271,14 @@ class DenseTable:
             if call == 0:
                 return out
             if call > 0:
-                self._finish(call, f"push_pull of {self.name!r}", timeout, (gradient, out))
+                self._finish(call, f"push_pull of {self.name!r}", timeout)
                 return out
         self._limit(timeout)
         buffers, factor = self._contribution(gradient, scale, "push_pull")
         target, result = self._target(out, "push_pull", beside=buffers)
         call = self._exchange(buffers, factor, target, SLICE_SECONDS)
         if call:
-            keep = (buffers, factor, target)
-            self._finish(call, f"push_pull of {self.name!r}", timeout, keep)
+            self._finish(call, f"push_pull of {self.name!r}", timeout)
         return result
 
     def push_pull_async(
@@ -287,7 +289,7 @@ class DenseTable:
         target, result = self._target(out, "push_pull_async", beside=buffers)
         call = self._exchange(buffers, factor, target, -1.0)
         what = f"push_pull of {self.name!r}"
-        return StoreHandle(self, call, what, result, (buffers, factor, target))
+        return StoreHandle(self, call, what, result)
 
     # ---- settings and questions ----
 
@@ -413,19 +415,27 @@ class DenseTable:
         return self._count * (widths.get(self.dtype) or np.dtype(self.dtype).itemsize)
 
     def _send(
-        self, buffers: list[Buffer], factor: Any, piece: bool, *, asked: bool, keep: bool
+        self, buffers: list[Buffer], factor: Any, piece: bool, *, asked: bool, copy: bool
     ) -> int:
         self._check_trouble()
         addresses = [buffer.address for buffer in buffers]
         scale = 0 if factor is None else factor.ctypes.data
-        nan = self._reject_nan
+        arrays = None if copy else (buffers, factor)
+        flags = (bool(piece), asked, copy, self._reject_nan)
         try:
             with self._links.calling():
                 return self._endpoint.push(
-                    self._number, addresses, scale, bool(piece), asked, keep, nan
+                    self._number, addresses, scale, *flags, self._links.kept, arrays
                 )
         except ValueError as error:
             raise self._with_nan() if error.args == ("NaN",) else error from None
+
+    def _ask_value(self, target: Buffer, fresh: bool, seconds: float) -> int:
+        kept = self._links.kept
+        with self._links.calling():
+            return self._endpoint.pull(
+                self._number, target.address, bool(fresh), seconds, kept, target
+            )
 
     def _exchange(self, buffers: list[Buffer], factor: Any, target: Buffer, seconds: float) -> int:
         addresses = [buffer.address for buffer in buffers]
@@ -433,7 +443,14 @@ class DenseTable:
         try:
             with self._links.calling():
                 return self._endpoint.push_pull(
-                    self._number, addresses, scale, target.address, seconds, self._reject_nan
+                    self._number,
+                    addresses,
+                    scale,
+                    target.address,
+                    seconds,
+                    self._reject_nan,
+                    self._links.kept,
+                    (buffers, factor, target),
                 )
         except ValueError as error:
             raise self._with_nan() if error.args == ("NaN",) else error from None
@@ -441,9 +458,9 @@ class DenseTable:
     def _limit(self, timeout: float | None) -> float:
         return self._store.timeout if timeout is None else seconds(timeout)
 
-    def _finish(self, call: int, what: str, timeout: float | None, keep: Any = None) -> bytes:
+    def _finish(self, call: int, what: str, timeout: float | None) -> bytes:
         limit = self._limit(timeout)
-        return self._links.finish(call, what, limit, table=self._number, keep=keep)
+        return self._links.finish(call, what, limit, table=self._number)
 
     def _check_trouble(self) -> None:
         """What became of pushes and ticks that nobody waited for."""

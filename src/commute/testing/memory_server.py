@@ -52,7 +52,7 @@ class MemoryServer:
             group.rank,
             mend=connect,
             where=lambda shard: f"shard {shard}",
-            on_close=lambda well: self._gone(group.rank, well),
+            on_close=lambda well, lost: self._gone(group.rank, well),
         )
 
     def _gone(self, rank: int, well: bool) -> None:
