@@ -196,6 +196,15 @@ def test_exit_codes(run, code):
     assert run("exit", str(code)).wait().code == code
 
 
+def test_the_others_go_on_when_asked_to(run):
+    """With --keep-going nobody is ended, and the failure is still told and returned."""
+    ended = run("late", flags=("-n", "3", "--keep-going")).wait()
+
+    assert ended.code == 7, ended.out + ended.err
+    assert "rank 1 failed (exit code 7); the others go on" in ended.err
+    assert "ending the others" not in ended.err
+
+
 def test_a_rank_that_is_done_is_no_failure(run):
     ended = run("late", flags=("-n", "2")).wait()
 

@@ -203,7 +203,7 @@ def job_from(options: argparse.Namespace, env: Mapping[str, str]) -> Job:
         nodes=nodes,
         node=node,
         endpoint=_endpoint(options, nodes),
-        token=_token(options.token_file, env, nodes),
+        token=_token(options.token_file, env, nodes, met=_endpoint(options, nodes) is not None),
         run=_run_id(options.rdzv_id, nodes),
         interface=options.network_interface,
         start_timeout_s=timeout_s,
@@ -294,13 +294,13 @@ def _endpoint(options: argparse.Namespace, nodes: int) -> tuple[str, int] | None
     return address
 
 
-def _token(path: str | None, env: Mapping[str, str], nodes: int) -> str | None:
+def _token(path: str | None, env: Mapping[str, str], nodes: int, *, met: bool) -> str | None:
     if path is not None:
         return read_token({"COMMUTE_TOKEN_FILE": path})
-    if nodes == 1:
+    if nodes == 1 and not met:
         return None  # the launcher makes one, fresh for each job
     token = read_token(env)
-    if token is None:
+    if token is None and nodes > 1:
         raise UsageError(
             "several machines need a token that all of them share; make one with\n"
             '  python -c "import secrets; print(secrets.token_hex(32))"\n'

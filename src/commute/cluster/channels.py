@@ -3,7 +3,8 @@
 
 Only workers dial, as often as they like: a channel that breaks is dialled again. After the
 handshake (and, through shared memory, the segment) the dialer says the number of the shard, u4; the
-server answers 1 and hands the connection to its shard. Runs on the connector's thread.
+server answers 1 and hands the connection to its shard, or 2: it has no such shard. Runs on the
+connector's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from commute._errors import OperationTimeoutError
+from commute._errors import JoinError, OperationTimeoutError
 from commute.cluster.auth import HandshakeError, Introduction, Purpose, read_exactly
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS
@@ -26,6 +27,7 @@ __all__ = ["STORE_PURPOSES", "Channels", "Connected"]
 
 STORE_PURPOSES: Final = frozenset({Purpose.STORE, Purpose.SHARED_STORE})
 _ACCEPTED: Final = b"\1"
+_NO_SHARD: Final = b"\2"
 _RETRY_SECONDS_MAX: Final = 0.5
 _NO_SEGMENT: Final = -1
 
@@ -59,11 +61,13 @@ class Channels:
         self._introduce = introduce
         self._routes = routes
         self._take: _Take | None = None
+        self._shards = range(0)
         self._serving = asyncio.Event()
 
-    def serve(self, take: _Take) -> None:
+    def serve(self, take: _Take, shards: range) -> None:
         """From now on channels go to take(shard, socket, segment), which owns the descriptors."""
         self._take = take
+        self._shards = shards
         self._serving.set()
 
     async def open(
@@ -103,8 +107,13 @@ class Channels:
         except BaseException:
             _close(segment)
             raise
+        known = shard in self._shards
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().sock_sendall(connection, _ACCEPTED)
+            answer = _ACCEPTED if known else _NO_SHARD
+            await asyncio.get_running_loop().sock_sendall(connection, answer)
+        if not known:
+            _close(segment)
+            raise HandshakeError(f"it asked for shard {shard}, which is not here")
         assert self._take is not None
         try:
             self._take(shard, connection.detach(), segment)
@@ -123,7 +132,13 @@ async def _dial(
             pass_descriptors(connection, [segment])
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(connection, shard.to_bytes(4, "little"))
-        if await read_exactly(connection, 1) != _ACCEPTED:
+        answer = await read_exactly(connection, 1)
+        if answer == _NO_SHARD:
+            raise JoinError(
+                f"the server with rank {introduction.target} has no shard {shard}: it was started"
+                " with another --shards than this worker's COMMUTE_SHARDS"
+            )
+        if answer != _ACCEPTED:
             raise HandshakeError("it refused the channel")
     except BaseException:
         connection.close()

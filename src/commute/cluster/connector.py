@@ -322,9 +322,9 @@ class Connector:
         """Make sure that there is a control link to a peer; it goes where `on_control` says."""
         self.run(self._open((peer, Purpose.CONTROL), deadline), check=check)
 
-    def on_channel(self, take: Callable[[int, int, int], None]) -> None:
-        """From now on channels go to take(shard, socket, segment), which owns both descriptors."""
-        self._loop.call_soon_threadsafe(self._channels.serve, take)
+    def on_channel(self, take: Callable[[int, int, int], None], shards: range) -> None:
+        """Channels to these shards go to take(shard, socket, segment), which owns both."""
+        self._loop.call_soon_threadsafe(self._channels.serve, take, shards)
 
     def open_channel(
         self, peer: int, shard: int, deadline: float, make_segment: Callable[[], int] | None

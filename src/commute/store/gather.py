@@ -105,7 +105,8 @@ def gather(group: Group, invitation: Invitation) -> StoreLinks:
 
 def _agree(group: Group, settings: Settings) -> _Layout:
     servers = 1 if settings.servers is None else settings.servers
-    shards = settings.shards or max(1, usable_cores() - group.local_size)
+    spare = 1 if settings.remote_servers else usable_cores() - group.local_size
+    shards = settings.shards or max(1, spare)
     mine = [group.local_rank == 0, servers, settings.remote_servers, shards]
     everyone = group.allgather(np.array(mine, dtype=np.int64))
     for what, column in (("COMMUTE_SERVERS", 1), ("COMMUTE_REMOTE_SERVERS", 2)):

@@ -88,7 +88,8 @@ def _serve(given: argparse.Namespace) -> int:
     )
     health = _core.watch_server(server, given.rank, given.peer_timeout)
     health.add(membership.coordinator_fd, -1)
-    connector.on_channel(server.add_channel)
+    first = (given.rank - given.workers) * given.shards
+    connector.on_channel(server.add_channel, range(first, first + given.shards))
     told: set[int] = set()
     while not server.wait_until_over(LOOK_SECONDS):
         for rank in set(server.lost()) - told:
