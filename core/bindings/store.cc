@@ -370,7 +370,8 @@ std::shared_ptr<Health> watch_server(Server& server, int rank, double peer_timeo
                         [&server](int left) { server.on_left(uint32_t(left)); }});
 }
 
-// Of the members only servers matter to a worker; other workers are the shards' business.
+// Of the members only servers matter to a worker, and itself when it was taken for lost; other
+// workers are the shards' business.
 std::shared_ptr<Health> watch_endpoint(Endpoint& endpoint, int rank, int workers,
                                        double peer_timeout) {
   return std::make_shared<Health>(rank, peer_timeout,

@@ -56,6 +56,11 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
   if (desk.workers[header.worker].incarnation != header.incarnation)
     return refuse(link, header, Refused::kProtocol, "this worker has not declared the table");
   if (header.kind == StoreKind::kWho) return who(link, header, desk);
+  if (desk.workers[header.worker].gone)
+    return refuse(link, header, Refused::kLost,
+                  "rank " + std::to_string(header.worker) +
+                      " itself has left, or was taken for lost, and the others went on without it",
+                  header.worker);
   if (desk.lost >= 0) return refuse_lost(link, header, desk);
   switch (header.kind) {
     case StoreKind::kPush:

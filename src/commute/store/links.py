@@ -178,6 +178,8 @@ class StoreLinks:
         code, rank, _, _, text = args
         if code == CLOSED:
             return ClosedError("the store is closed, as its group is; make a new one with init()")
+        if code == PEER_LOST and rank == self.rank:
+            return PeerLostError(f"this worker, rank {rank}, was taken for lost: {text}", rank=rank)
         if code == PEER_LOST:
             self._lost = True
             return SlotLostError(

@@ -29,7 +29,8 @@ class MemoryServer:
 
     def links(self, group: Group) -> StoreLinks:
         """The links of one rank."""
-        endpoint = _core.StoreEndpoint(group.rank, self._shards)
+        rank = group.rank  # the links must not keep the group
+        endpoint = _core.StoreEndpoint(rank, self._shards)
         with self._lock:
             if self._server is None:
                 replay, self._report = replay_of(os.environ.get("COMMUTE_REPLAYS"))
@@ -49,10 +50,10 @@ class MemoryServer:
             connect(shard)
         return StoreLinks(
             endpoint,
-            group.rank,
+            rank,
             mend=connect,
             where=lambda shard: f"shard {shard}",
-            on_close=lambda well, lost: self._gone(group.rank, well),
+            on_close=lambda well, lost: self._gone(rank, well),
         )
 
     def _gone(self, rank: int, well: bool) -> None:
