@@ -34,7 +34,7 @@ help:  ## show this list
 	@echo "The first call sets everything up in .venv, which takes a few minutes. To try one test:"
 	@echo "  make build && .venv/bin/pytest tests/pure -k ring"
 
-demo: .venv/.build  ## four processes reduce arrays, one is killed: the tour in 30 seconds
+demo: .venv/.build  ## four workers train a net and reduce arrays, one is killed: the tour in a minute
 	@.venv/bin/python examples/demo.py
 
 test: .venv/.build .venv/.mpi test-core  ## all tests: the C++ core's own, then the four rings
@@ -59,7 +59,7 @@ sanitize: .venv/.tools  ## the core's tests under address, undefined and thread 
 	@$(call run_core,build/address,-DCMAKE_BUILD_TYPE=Sanitize -DCOMMUTE_SANITIZE=address$(comma)undefined)
 	@$(call run_core,build/thread,-DCMAKE_BUILD_TYPE=Sanitize -DCOMMUTE_SANITIZE=thread)
 
-bench: .venv/.build  ## measure against Gloo and the MPIs; writes JSON and plots
+bench: .venv/.build  ## measure against the peers (Gloo, the MPIs, Ray, Redis, ...); writes JSON and plots
 	.venv/bin/python -m benchmarks $(BENCHFLAGS)
 
 build: .venv/.build  ## install commute, editable, with its test dependencies into .venv

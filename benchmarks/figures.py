@@ -2,9 +2,10 @@
 """What is required, as rows, and whether it was met.
 
 A requirement says: at these ranks, this size and call, ours is at least `ratio` times as fast as
-the peer. "mpi" is the fastest of the MPIs, in or out of place; "wire" is the time the links
-themselves need; "limit" is a bound on ours alone. With several runs the median of their ratios
-decides.
+the peer (and, where there is a `ratio_max`, at most that). "mpi" is the fastest of the MPIs, in or
+out of place, "best peer" the fastest of those that stand beside the store; "wire" is the time the
+links themselves need; "limit" is a bound on ours alone. With several runs the median of their
+ratios decides.
 """
 
 import statistics
@@ -16,6 +17,8 @@ from benchmarks.rounds import Cell, CellResult, size_text
 
 NO_SLOWER = 0.95
 OURS = "commute"
+STORE_PEERS = ("ray", "rpc", "redis")
+GROUPS = {"mpi": MPIS, "best peer": STORE_PEERS}
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Requirement:
     ratio: float
     words: str  # the requirement as a person would say it
     call: str = "allreduce"
+    ours: str = OURS
+    ratio_max: float | None = None
 
     @property
     def cell(self) -> Cell:
@@ -58,22 +63,25 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        return self.ratio is not None and self.ratio >= self.requirement.ratio
+        row, ratio = self.requirement, self.ratio
+        if ratio is None or ratio < row.ratio:
+            return False
+        return row.ratio_max is None or ratio <= row.ratio_max
 
 
 def entries_of(peer: str, result: CellResult) -> list[str]:
-    """The entries of a library, in and out of place; "mpi" for those of all three MPIs."""
-    names = MPIS if peer == "mpi" else (peer,)
+    """The entries of a library, in and out of place, or of all libraries of a group."""
+    names = GROUPS.get(peer, (peer,))
     wanted = {entry for name in names for entry in (name, *(f"{name} {v}" for v in VARIANTS))}
     return [entry for entry in result.rounds[0].seconds if entry in wanted]
 
 
-def compare(result: CellResult, peer: str) -> Spread | None:
+def compare(result: CellResult, peer: str, ours: str = OURS) -> Spread | None:
     """Our speed over the peer's in this cell; the peer is taken in its fastest variant."""
     if not result.has_result:
         return None
-    ours, theirs = (result.fastest(entries_of(name, result)) for name in (OURS, peer))
-    ratios = result.ratios(ours, theirs)
+    mine, theirs = (result.fastest(entries_of(name, result)) for name in (ours, peer))
+    ratios = result.ratios(mine, theirs)
     return Spread(statistics.median(ratios), min(ratios), max(ratios))
 
 
@@ -82,7 +90,7 @@ Run = Mapping[Cell, CellResult]
 
 def judge(requirements: Iterable[Requirement], runs: Sequence[Run]) -> list[Verdict]:
     return [
-        Verdict(row, tuple(compare(run[row.cell], row.peer) for run in runs))
+        Verdict(row, tuple(compare(run[row.cell], row.peer, row.ours) for run in runs))
         for row in requirements
     ]
 
@@ -96,7 +104,8 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
         )
         word = "met    " if verdict.met else "NOT MET"
         place = f"{row.call:<14} {size_text(row.bytes):>6} x{row.ranks}"
-        lines.append(f"{word}  {place}  {row.words:<28} needs {row.ratio:.3f}  got {runs}")
+        needs = f"{row.ratio:.3f}" + (f"-{row.ratio_max:.3f}" if row.ratio_max else "")
+        lines.append(f"{word}  {place}  {row.words:<28} needs {needs}  got {runs}")
     met = sum(verdict.met for verdict in verdicts)
     lines.append(f"{met} of {len(verdicts)} figures met")
     return lines

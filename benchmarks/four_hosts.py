@@ -117,7 +117,7 @@ def table(run: Run, facts: dict[str, Any]) -> list[str]:
         for way in measured["measured"][0]
     )
     lines += [
-        f"links: tbf {network.RATE}, burst {network.BURST}, queue {network.QUEUE}, both ends",
+        f"links: {network.Link()}",
         f"goodput by iperf3, Mbit/s: {measured['bytes_per_second'] * 8 / 1e6:.1f} ({ways})",
         "",
         "median time, then how many times faster commute is [range]",

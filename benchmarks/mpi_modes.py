@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.jobs import Job, Program, scratch_folder, worker
 from benchmarks.rounds import Cell, Entry
-from benchmarks.setup_peers import mpiexec_of, python_of
+from benchmarks.setup_peers import program_of, python_of
 
 MPIS = ("openmpi", "mpich", "impi")
 VARIANTS = ("in place", "out of place")
@@ -57,7 +57,7 @@ def mpi_job(mpi: str, *, ranks: int, mode: Mode) -> Job:
     scratch = scratch_folder()
     own_options = _OPENMPI_OPTIONS if mpi == "openmpi" else ()
     argv = (
-        str(mpiexec_of(mpi)),
+        str(program_of(mpi, "mpiexec")),
         *own_options,
         *mode.options,
         "-n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts on one machine: network namespaces on a bridge, each link 1 Gbit/s both ways.
+"""Several hosts on one machine: network namespaces on a bridge, each with a link of its own.
 
     host 0 ── eth0 ═ port0 ─┐
     host 1 ── eth0 ═ port1 ─┤ bridge (in a namespace of its own)
@@ -21,21 +21,31 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from benchmarks.failure import BenchError
 
-RATE = "1gbit"
-# Two full GSO packets: the filter never has to split one, and the burst is 1 ms of the link's time.
-BURST = "128kb"
-# What may queue before packets are dropped, as in a switch with a few MB of buffer.
-QUEUE = "20ms"
 IPERF_PORT = 5201
 IPERF_SECONDS = 2
 IPERF_OMIT_SECONDS = 1  # slow start
 COMMAND_SECONDS_MAX = 30.0
 _PREFIX = "cmb"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a link carries, in each direction."""
+
+    rate: str = "1gbit"
+    # Two full GSO packets: the filter never has to split one. At 1 Gbit/s a burst lasts 1 ms.
+    burst: str = "128kb"
+    # What may queue before packets are dropped, as in a switch with a few MB of buffer.
+    queue: str = "20ms"
+
+    def __str__(self) -> str:
+        return f"tbf {self.rate}, burst {self.burst}, queue {self.queue}, both ends"
 
 
 def require_tools() -> None:
@@ -52,8 +62,9 @@ def require_tools() -> None:
 class Hosts:
     """A context manager: `count` hosts with one interface `eth0` each."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, link: Link | None = None) -> None:
         self.count = count
+        self.link = link or Link()
         self._switch = f"{_PREFIX}{os.getpid()}-switch"
         self.names = [f"{_PREFIX}{os.getpid()}-host{i}" for i in range(count)]
         self._servers: list[subprocess.Popen[str]] = []
@@ -135,8 +146,9 @@ class Hosts:
         for device in ("lo", "eth0"):
             _run("ip", "-n", name, "link", "set", device, "up")
         for namespace, device in ((name, "eth0"), (self._switch, port)):
-            shape = ("tbf", "rate", RATE, "burst", BURST, "latency", QUEUE)
-            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
+            shape = ("tbf", "rate", self.link.rate, "burst", self.link.burst)
+            queue = ("latency", self.link.queue)
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape, *queue)
 
     def _start_iperf_servers(self) -> None:
         for host in range(self.count):

@@ -237,7 +237,7 @@ def _rows(
 
 
 def prepare() -> None:
-    setup_peers.set_up()
+    setup_peers.set_up(("gloo", *mpi_modes.MPIS, "plot"))
     commute_command()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the allreduces of a result: time over size, one panel per number of ranks.
+"""Draws the main call of a result: time over size, one panel per number of ranks.
 
 Runs in the `plot` environment. The other calls have one size each, which makes no curve.
 
@@ -23,17 +23,31 @@ COLOURS = {
     "openmpi": "#2a9d8f",
     "mpich": "#8ab17d",
     "impi": "#e9a23b",
+    "ray": "#2a9d8f",
+    "rpc": "#1d3557",
+    "redis": "#e9a23b",
     "copy": "#9a9a9a",
     "wire": "#9a9a9a",
 }
 LIMITS = {"copy", "wire"}
+# The main calls, and what a panel says of its number of ranks.
+PANELS = {"allreduce": "{0} ranks", "push_pull": "servers + workers: {0} + {0}"}
 
 
-def allreduces(document: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+def main_call(document: dict[str, Any]) -> str:
+    measured = {call_of(cell) for run in document["runs"] for cell in run}
+    return next(call for call in PANELS if call in measured)
+
+
+def call_of(cell: dict[str, Any]) -> str:
+    return str(cell.get("call", "allreduce"))  # old results name no call
+
+
+def cells_of(document: dict[str, Any], call: str) -> dict[int, list[dict[str, Any]]]:
     """Ranks -> the cells of all runs, where there are several sizes."""
     by_ranks: dict[int, list[dict[str, Any]]] = {}
     for cell in (c for run in document["runs"] for c in run):
-        if cell.get("call", "allreduce") == "allreduce":  # old results name no call
+        if call_of(cell) == call:
             by_ranks.setdefault(cell["ranks"], []).append(cell)
     several = {r: cells for r, cells in by_ranks.items() if len({c["bytes"] for c in cells}) > 1}
     return dict(sorted(several.items()))
@@ -45,7 +59,7 @@ def curves(cells: list[dict[str, Any]]) -> dict[str, dict[int, list[float]]]:
     for cell in cells:
         kept = [r["seconds"] for r in cell["rounds"] if r["kept"]]
         best: dict[str, list[float]] = {}
-        for entry in kept[0] if kept else ():
+        for entry in (e for e in (kept[0] if kept else ()) if e != "limit"):
             library, times = entry.split(" ")[0], [seconds[entry] for seconds in kept]
             if library not in best or statistics.median(times) < statistics.median(best[library]):
                 best[library] = times
@@ -55,7 +69,8 @@ def curves(cells: list[dict[str, Any]]) -> dict[str, dict[int, list[float]]]:
 
 
 def draw(document: dict[str, Any], target: Path) -> None:
-    by_ranks = allreduces(document)
+    call = main_call(document)
+    by_ranks = cells_of(document, call)
     figure, panels = pyplot.subplots(
         1, len(by_ranks), figsize=(6.2 * len(by_ranks), 4.8), squeeze=False, sharey=True
     )
@@ -69,13 +84,15 @@ def draw(document: dict[str, Any], target: Path) -> None:
             low = [min(by_size[size]) for size in sizes]
             high = [max(by_size[size]) for size in sizes]
             panel.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
-        panel.set(xscale="log", yscale="log", title=f"{ranks} ranks", xlabel="bytes per rank")
+        panel.set(
+            xscale="log", yscale="log", title=PANELS[call].format(ranks), xlabel="bytes per rank"
+        )
         panel.grid(alpha=0.25)
-    panels[0][0].set_ylabel("seconds per allreduce (median; band: all rounds)")
+    panels[0][0].set_ylabel(f"seconds per {call} (median; band: all rounds)")
     panels[0][-1].legend(frameon=False)
     machine = document["machine"]
     figure.suptitle(
-        f"{document['question']}: allreduce of float32, {machine['cores']} cores, "
+        f"{document['question']}: {call} of float32, {machine['cores']} cores, "
         f"{len(document['runs'])} run(s), {document['finished'][:10]}",
         fontsize=10,
     )

@@ -20,7 +20,7 @@ from typing import Self
 
 from benchmarks import noise
 from benchmarks.jobs import Job, Turn
-from benchmarks.workers.calls import WAIT
+from benchmarks.workers.calls import SAMPLES_OF
 
 ROUNDS = 7
 ATTEMPTS_PER_ROUND = 3
@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def batch(self) -> int:
-        if self.bytes > BATCH_BYTES_MAX or self.call == WAIT:
+        if self.bytes > BATCH_BYTES_MAX or self.call in SAMPLES_OF:
             return 1
         return min(BATCH_CALLS_MAX, BATCH_TOTAL_BYTES_MAX // max(1, self.bytes))
 
@@ -135,8 +135,8 @@ def measure(
 def _samples_for(cell: Cell, entry: Entry, turn_seconds: float) -> int:
     """As many samples as fill a turn; the trial is also the warm-up of this size."""
     trial = entry.seconds(cell, 2) * cell.batch
-    if cell.call == WAIT:  # the CPU time of a sample says nothing about how long it lasts
-        return SAMPLES_MIN
+    if cell.call in SAMPLES_OF:
+        return SAMPLES_OF[cell.call]
     return min(SAMPLES_MAX, max(SAMPLES_MIN, round(turn_seconds / trial)))
 
 

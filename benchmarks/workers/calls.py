@@ -5,9 +5,17 @@ A call of `bytes` is about one whole array of that size: what is reduced or broa
 allgather leaves, what a reduce_scatter is given. The other side of the last two is one rank's part
 of it. Values differ between the ranks and, for a reduce_scatter, between the parts: a library that
 delivers the wrong rank's part is found out. A barrier has no array; turns.py explains "wait".
+
+The calls of a parameter server have their own rules, which are in exchanges.py and beside_rank.py.
 """
 
 WAIT = "wait"
+PUSH_PULL = "push_pull"
+AFTER_IDLE = "after idle"
+BESIDE = "beside"
+
+# Calls whose samples last as long as they last, whatever time they report: how many make a turn.
+SAMPLES_OF = {WAIT: 3, AFTER_IDLE: 20, BESIDE: 3}
 
 
 def bytes_given(call: str, bytes: int, ranks: int) -> int:

@@ -29,6 +29,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,8 +45,8 @@ STRIDE_BYTES = 64
 LATE_SECONDS = 1.0
 
 
-class Contender(Protocol):
-    """What a library under test has to offer to be measured."""
+class Rank(Protocol):
+    """Who takes turns."""
 
     rank: int
     size: int
@@ -53,12 +54,24 @@ class Contender(Protocol):
 
     def barrier(self) -> object: ...
 
+
+class Contender(Rank, Protocol):
+    """What a library under test has to offer for its collectives to be measured."""
+
     def bind(self, call: str, source: Array, result: Array) -> Call:
         """The call by that name, from `source` into `result` (same array: in place)."""
         ...
 
     def expected(self, call: str) -> list[float]:
         """What the result holds when ranks give `values_given`: one value per equal part."""
+        ...
+
+
+class Work(Protocol):
+    """What a rank does in a turn, bound to its buffers."""
+
+    def sample(self) -> float:
+        """Seconds per call."""
         ...
 
 
@@ -70,9 +83,9 @@ class Bound:
     ) -> None:
         self._contender = contender
         rank, ranks = contender.rank, contender.size
-        sources = _buffers(bytes_given(call, bytes, ranks), batch)
+        sources = buffers(bytes_given(call, bytes, ranks), batch)
         in_place = variant == "in place"
-        results = sources if in_place else _buffers(bytes_left(call, bytes, ranks), batch)
+        results = sources if in_place else buffers(bytes_left(call, bytes, ranks), batch)
         pairs = list(zip(sources, results, strict=True))
         self._calls = [contender.bind(call, source, result) for source, result in pairs]
         self._given = _parts(sources, values_given(call, rank, ranks))
@@ -81,7 +94,7 @@ class Bound:
 
     def sample(self, *, check_all: bool = False) -> float:
         for part, _ in self._expected:
-            part[_checked_places(part)] = 0  # or the result of the last sample would do
+            part[checked_places(part)] = 0  # or the result of the last sample would do
         for part, value in self._given:
             part.fill(value)
         self._contender.barrier()
@@ -94,7 +107,7 @@ class Bound:
 
     def _check(self, check_all: bool) -> None:
         for part, expected in self._expected:
-            seen = part if check_all else part[_checked_places(part)]
+            seen = part if check_all else part[checked_places(part)]
             if not bool((seen == np.float32(expected)).all()):
                 raise AssertionError(f"wrong result: expected {expected}, got {seen[:4]}")
 
@@ -121,7 +134,7 @@ class Waiting:
         return used
 
 
-def _checked_places(part: Array) -> list[int]:
+def checked_places(part: Array) -> list[int]:
     return [0, len(part) // 2, -1]
 
 
@@ -135,7 +148,7 @@ def _parts(arrays: list[Array], values: list[float]) -> list[tuple[Array, float]
     ]
 
 
-def _buffers(bytes: int, count: int) -> list[Array]:
+def buffers(bytes: int, count: int) -> list[Array]:
     stride = -(-bytes // STRIDE_BYTES) * STRIDE_BYTES
     block = np.zeros(stride * count + STRIDE_BYTES, dtype=np.uint8)
     skip = -block.ctypes.data % STRIDE_BYTES
@@ -145,22 +158,27 @@ def _buffers(bytes: int, count: int) -> list[Array]:
 
 
 def serve(contender: Contender) -> None:
-    """Take turns until the driver says leave or goes away."""
+    """Take turns with collectives until the driver says leave or goes away."""
+    take_turns(contender, partial(_bind, contender))
+
+
+def take_turns(rank: Rank, bind: Callable[[dict[str, Any]], Work]) -> None:
+    """Take turns; what is done in one is what `bind` makes of the driver's message."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(sys.argv[1])
         hello = {
-            "rank": contender.rank,
-            "size": contender.size,
+            "rank": rank.rank,
+            "size": rank.size,
             "pid": os.getpid(),
-            "version": contender.version,
+            "version": rank.version,
         }
         connection.sendall(json.dumps(hello).encode() + b"\n")
         gc.disable()  # a collection inside a sample would be charged to the library
-        _take_turns(contender, connection)
+        _answer(connection, bind)
 
 
-def _take_turns(contender: Contender, connection: socket.socket) -> None:
-    bound: dict[str, Bound | Waiting] = {}
+def _answer(connection: socket.socket, bind: Callable[[dict[str, Any]], Work]) -> None:
+    bound: dict[str, Work] = {}
     bound_to: tuple[str, int, int] | None = None
     for line in connection.makefile("rb"):
         turn: dict[str, Any] = json.loads(line)
@@ -173,13 +191,13 @@ def _take_turns(contender: Contender, connection: socket.socket) -> None:
             bound_to = work
         variant = turn["variant"]
         if variant not in bound:
-            bound[variant] = _bind(contender, turn)
+            bound[variant] = bind(turn)
         seconds = [bound[variant].sample() for _ in range(turn["samples"])]
         connection.sendall(json.dumps({"seconds": seconds}).encode() + b"\n")
     os._exit(1)  # the driver is gone: do not wait for the peers in any clean-up
 
 
-def _bind(contender: Contender, turn: dict[str, Any]) -> Bound | Waiting:
+def _bind(contender: Contender, turn: dict[str, Any]) -> Work:
     if turn["call"] == WAIT:
         return Waiting(contender)
     return Bound(

@@ -71,6 +71,7 @@ bool Endpoint::wait(uint64_t call, Clock::time_point until) {
 
 bool Endpoint::wait_flushed(Clock::time_point until) {
   std::unique_lock lock(mutex_);
+  if (failure_.code != FailureCode::kNone) throw Error(failure_);  // what was pushed may be lost
   return drive(lock, until, false, [&] { return client_.flushed(); });
 }
 
