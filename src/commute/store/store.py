@@ -111,20 +111,15 @@ class Store:
         """
         self._check()
         links = self._links
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
-            got = str(name)[:NAME_MAX]
-            raise SettingError(
-                f"expected a name of 1 to {NAME_MAX} letters for the table, got {got!r}"
-            )
+        _check_name(name)
         sizes = _checked_shape(shape)
         code = _dtype_code(dtype)
         late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
         if deterministic and late != 0:
             raise SettingError(f"deterministic needs rounds, that is staleness 0; got {late}")
-        rounds = self._deterministic if deterministic is None else bool(deterministic)
         if reduce not in ("sum", "mean"):
             raise SettingError(f'expected reduce to be "sum" or "mean", got {reduce!r}')
-        on_loss = self._on_loss or ("raise" if late == 0 else "continue")
+        rounds = self._deterministic if deterministic is None else bool(deterministic)
         spec = _core.TableSpec(
             code,
             math.prod(sizes),
@@ -132,13 +127,12 @@ class Store:
             -1 if late is None else late,
             mean=reduce == "mean",
             deterministic=rounds and late == 0,
-            continues=on_loss == "continue",
+            continues=(self._on_loss or ("raise" if late == 0 else "continue")) == "continue",
         )
         first = _first_value(init, sizes, code, f"init of table {name!r} on rank {links.rank}")
         number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = DenseTable(
+        if name not in self._tables:
+            self._tables[name] = DenseTable(
                 self,
                 links,
                 name,
@@ -150,7 +144,7 @@ class Store:
                 staleness=late,
                 reject_nan=reject_nan,
             )
-        return table
+        return self._tables[name]
 
     def _declare(
         self, name: str, spec: _core.TableSpec, declaration: str, first: Any, timeout: float | None
@@ -261,6 +255,12 @@ class Store:
         self._links.check()
         if self._left:
             raise ClosedError(f"this worker has left the store {self.name!r}")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
+        got = str(name)[:NAME_MAX]
+        raise SettingError(f"expected a name of 1 to {NAME_MAX} letters for the table, got {got!r}")
 
 
 def _checked_staleness(staleness: Any) -> int | None:
