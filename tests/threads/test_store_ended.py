@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +126,7 @@ def in_child(work: Callable[[], list[str]]) -> list[str]:
         child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+        signal.alarm(10)
         try:
             os.write(writing, "\n".join(work()).encode())
         finally:
@@ -181,3 +183,32 @@ def test_after_a_fork(request, where):
         for turn in (3, 4, 5):  # what the child tried has taken nobody's place
             other.push(ONE)
             assert w.push_pull(ONE).tolist() == [-2 * turn] * 3
+
+
+def test_forks_while_another_thread_calls(pair):
+    """Whatever that thread holds at the moment of the fork, the child is told and does not hang."""
+    workers, (w, _) = pair
+    free = workers[0].dense("free", (50_000,), staleness=None)
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            free.pull()
+
+    def work() -> list[str]:
+        lines = []
+        for name, call in CALLS.items():
+            with contextlib.suppress(ForkedError):
+                call(workers[0], w)
+                lines.append(f"{name} was not told")
+        return lines
+
+    thread = threading.Thread(target=busy, daemon=True)
+    thread.start()
+    try:
+        found = [in_child(work) for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join(20)
+
+    assert found == [[]] * 10
