@@ -65,11 +65,13 @@ std::vector<int> Endpoint::broken() const {
 // --- waiting ---
 
 bool Endpoint::wait(uint64_t call, Clock::time_point until) {
+  check_process();
   std::unique_lock lock(mutex_);
   return drive(lock, until, false, [&] { return client_.done(call); });
 }
 
 bool Endpoint::wait_flushed(Clock::time_point until) {
+  check_process();
   std::unique_lock lock(mutex_);
   if (failure_.code != FailureCode::kNone) throw Error(failure_);  // what was pushed may be lost
   return drive(lock, until, false, [&] { return client_.flushed(); });

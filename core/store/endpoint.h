@@ -51,8 +51,8 @@ class Endpoint {
   // Raises Error when the store has failed.
   template <class F>
   auto call(bool background, F f) {
+    check_process();
     const std::lock_guard lock(mutex_);
-    if (::getpid() != pid_) throw Error({FailureCode::kClosed, -1, -1, 0, "this is a fork"});
     if (failure_.code != FailureCode::kNone) throw Error(failure_);
     struct After {
       Endpoint& self;
@@ -64,6 +64,7 @@ class Endpoint {
   // Without moving anything, also of a store that has failed.
   template <class F>
   auto look(F f) {
+    check_process();
     const std::lock_guard lock(mutex_);
     return f(client_);
   }
@@ -78,6 +79,11 @@ class Endpoint {
  private:
   static constexpr std::chrono::milliseconds kSlice{100};
 
+  // Before the mutex is taken: in a forked child whoever held it does not exist. Raises Error.
+  void check_process() const {
+    if (::getpid() != pid_)
+      throw Error({FailureCode::kClosed, -1, -1, 0, "the store was made before a fork"});
+  }
   template <class Done>
   bool drive(std::unique_lock<std::mutex>& lock, Clock::time_point until, bool background,
              Done done);
