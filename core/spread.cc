@@ -29,17 +29,28 @@ void Spread::look(Outboxes& outboxes, Clock::time_point now) {
   if (mine < 0 || now < not_before_) return;
   std::vector<int> cores;
   for (int rank = 0; rank < outboxes.ranks(); ++rank) cores.push_back(outboxes.core_of(rank));
+  outboxes.runs_on(move(cores, outboxes.rank(), now));
+}
+
+int Spread::look(std::vector<int> cores, Clock::time_point now) {
+  const int mine = ::sched_getcpu();
+  cores.push_back(mine);
+  return mine < 0 || now < not_before_ ? mine : move(cores, int(cores.size()) - 1, now);
+}
+
+int Spread::move(const std::vector<int>& cores, int self, Clock::time_point now) {
+  const int mine = cores[size_t(self)];
   cpu_set_t allowed;
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return mine;
   not_before_ = now + kRest;
-  const int core = better_core(cores, outboxes.rank(), allowed);
-  if (core < 0) return;
+  const int core = better_core(cores, self, allowed);
+  if (core < 0) return mine;
   cpu_set_t there;
   CPU_ZERO(&there);
   CPU_SET(core, &there);
-  if (::sched_setaffinity(0, sizeof there, &there) != 0) return;
+  if (::sched_setaffinity(0, sizeof there, &there) != 0) return mine;
   ::sched_setaffinity(0, sizeof allowed, &allowed);
-  outboxes.runs_on(core);
+  return core;
 }
 
 }  // namespace commute

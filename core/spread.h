@@ -6,7 +6,7 @@
 // other for as long as they work: everything then takes 3/2 of the time. While it waits, a rank
 // therefore looks where the others last ran (they say so in their outboxes), and if it is the last
 // one of a core that has at least two more than another, it moves there. Its affinity is given back
-// at once; where it runs next is again the scheduler's business.
+// at once; where it runs next is again the scheduler's business. Workers and shards do the same.
 #pragma once
 
 #include <sched.h>
@@ -24,10 +24,15 @@ class Spread {
  public:
   // Called now and then by a rank that waits.
   void look(Outboxes& outboxes, Clock::time_point now);
+  // The same for anybody who knows where the others run: `cores` are theirs and, last, mine.
+  // Returns where this thread runs now.
+  int look(std::vector<int> cores, Clock::time_point now);
 
  private:
   // A rank that computes elsewhere meanwhile must not be chased from core to core.
   static constexpr std::chrono::milliseconds kRest{5};
+
+  int move(const std::vector<int>& cores, int self, Clock::time_point now);
 
   Clock::time_point not_before_{};
 };

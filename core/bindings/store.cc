@@ -374,13 +374,13 @@ std::shared_ptr<Health> watch_server(Server& server, int rank, double peer_timeo
 // workers are the shards' business.
 std::shared_ptr<Health> watch_endpoint(Endpoint& endpoint, int rank, int workers,
                                        double peer_timeout) {
-  return std::make_shared<Health>(rank, peer_timeout,
-                                  Health::Callbacks{[&endpoint, workers, rank](Failure failure) {
-                                                      if (failure.rank >= workers ||
-                                                          failure.rank == rank)
-                                                        endpoint.fail(std::move(failure));
-                                                    },
-                                                    [](int) {}});
+  return std::make_shared<Health>(
+      rank, peer_timeout,
+      Health::Callbacks{[&endpoint, workers, rank](Failure failure) {
+                          if (failure.rank >= workers || failure.rank == rank)
+                            endpoint.fail(std::move(failure));
+                        },
+                        [](int) {}});
 }
 
 }  // namespace

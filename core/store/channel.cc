@@ -143,6 +143,18 @@ void SharedChannel::awake() {
   mine_->store(0, std::memory_order_relaxed);
 }
 
+void SharedChannel::runs_on(int core) {
+  auto* head = reinterpret_cast<Head*>(segment_->data());
+  auto& said = is_client_ ? head->client_core : head->shard_core;
+  if (said.load(std::memory_order_relaxed) != core + 1)
+    said.store(core + 1, std::memory_order_relaxed);
+}
+
+int SharedChannel::other_core() const {
+  auto* head = reinterpret_cast<Head*>(segment_->data());
+  return (is_client_ ? head->shard_core : head->client_core).load(std::memory_order_relaxed) - 1;
+}
+
 // What the other end wrote before it went is read first: this is called when nothing is there.
 void SharedChannel::look_at_socket() {
   if (closed_) throw LinkClosed("the other end has gone");

@@ -55,6 +55,9 @@ class Channel {
   // The other end rings from now on / need not ring any more.
   virtual void about_to_sleep() {}
   virtual void awake() {}
+  // On one host: where this end runs, and where the other was last seen; -1 for unknown.
+  virtual void runs_on(int) {}
+  virtual int other_core() const { return -1; }
 };
 
 class SharedChannel final : public Channel {
@@ -72,6 +75,8 @@ class SharedChannel final : public Channel {
   bool answer(const StoreMessage& message) override;
   void about_to_sleep() override;
   void awake() override;
+  void runs_on(int core) override;
+  int other_core() const override;
 
  private:
   static constexpr uint64_t kRequests = 8;
@@ -88,7 +93,9 @@ class SharedChannel final : public Channel {
   };
   struct Head {
     alignas(64) std::atomic<uint32_t> client_sleeps;
+    std::atomic<int32_t> client_core;  // plus one; 0: not said
     alignas(64) std::atomic<uint32_t> shard_sleeps;
+    std::atomic<int32_t> shard_core;
   };
 
   Slot& request(uint64_t number) const;

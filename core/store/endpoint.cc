@@ -98,9 +98,9 @@ bool Endpoint::drive(std::unique_lock<std::mutex>& lock, Clock::time_point until
       throw Error(failure_);
     }
     const bool moved = turn();
+    if (moved) ladder_.moved();
     if (done()) return true;
     if (moved) {
-      ladder_.moved();
       if (waiters_ > 1) changed_.notify_all();
       continue;
     }
@@ -116,6 +116,7 @@ bool Endpoint::drive(std::unique_lock<std::mutex>& lock, Clock::time_point until
 
 void Endpoint::rest(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
   resting_ = true;
+  if (ladder_.should_spread()) spread();
   const bool sockets = std::any_of(channels_.begin(), channels_.end(), [](const auto& channel) {
     return channel && channel->needs_system_calls();
   });
@@ -174,6 +175,15 @@ void Endpoint::retire(size_t shard) {
     retired_.push_back(std::move(channels_[shard]));
   else
     channels_[shard].reset();
+}
+
+void Endpoint::spread() {
+  std::vector<int> cores;
+  for (const auto& channel : channels_)
+    if (channel) cores.push_back(channel->other_core());
+  const int core = spread_.look(std::move(cores), Clock::now());
+  for (auto& channel : channels_)
+    if (channel) channel->runs_on(core);
 }
 
 bool Endpoint::turn_channel(size_t shard) {

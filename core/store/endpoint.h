@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "failure.h"
+#include "spread.h"
 #include "store/channel.h"
 #include "store/client.h"
 #include "store/ladder.h"
@@ -91,6 +92,7 @@ class Endpoint {
   void after_call(bool background);  // with mutex_, as all below
   bool turn();
   bool turn_channel(size_t shard);
+  void spread();
   bool turn_embedded();
   void retire(size_t shard);
   void background_loop();
@@ -106,6 +108,7 @@ class Endpoint {
   std::unique_ptr<Shard> embedded_;
   std::shared_ptr<Replay> replay_;  // of the embedded shard
   Ladder ladder_;
+  Spread spread_;
   bool resting_ = false;
   int waiters_ = 0;
   bool wants_background_ = false;

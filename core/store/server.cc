@@ -128,6 +128,7 @@ void Server::run(Desk& desk) {
     const bool sockets =
         std::any_of(desk.channels.begin(), desk.channels.end(),
                     [](const auto& channel) { return channel.second->needs_system_calls(); });
+    if (desk.ladder.should_spread()) spread(desk);
     if (desk.ladder.rest(*desk.poller, sockets)) continue;
     desk.poller->about_to_sleep();
     for (auto& [link, channel] : desk.channels) channel->about_to_sleep();
@@ -135,6 +136,13 @@ void Server::run(Desk& desk) {
     for (auto& [link, channel] : desk.channels) channel->awake();
   }
   desk.channels.clear();
+}
+
+void Server::spread(Desk& desk) {
+  std::vector<int> cores;
+  for (const auto& [link, channel] : desk.channels) cores.push_back(channel->other_core());
+  const int core = desk.spread.look(std::move(cores), Clock::now());
+  for (auto& [link, channel] : desk.channels) channel->runs_on(core);
 }
 
 bool Server::turn(Desk& desk) {

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "spread.h"
 #include "store/channel.h"
 #include "store/ladder.h"
 #include "store/replay.h"
@@ -74,6 +75,7 @@ class Server {
     std::vector<std::pair<int, std::unique_ptr<Channel>>> channels;  // by link
     int last_link = 0;
     Ladder ladder;
+    Spread spread;
     std::mutex mutex;  // guards the mail
     std::vector<Mail> mail;
     std::atomic<bool> has_mail{false};
@@ -85,6 +87,7 @@ class Server {
 
   void run(Desk& desk);
   bool turn(Desk& desk);
+  static void spread(Desk& desk);
   static bool serve(Shard& shard, int link, Channel& channel);
   void take_mail(Desk& desk);
   void post(Desk& desk, Mail mail);
