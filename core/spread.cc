@@ -35,7 +35,10 @@ void Spread::look(Outboxes& outboxes, Clock::time_point now) {
 int Spread::look(std::vector<int> cores, Clock::time_point now) {
   const int mine = ::sched_getcpu();
   cores.push_back(mine);
-  return mine < 0 || now < not_before_ ? mine : move(cores, int(cores.size()) - 1, now);
+  if (mine < 0 || now < not_before_) return mine;
+  const int core = move(cores, int(cores.size()) - 1, now);
+  not_before_ = core == mine ? now : now + kRestOfShard;
+  return core;
 }
 
 int Spread::move(const std::vector<int>& cores, int self, Clock::time_point now) {

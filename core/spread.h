@@ -29,8 +29,10 @@ class Spread {
   int look(std::vector<int> cores, Clock::time_point now);
 
  private:
-  // A rank that computes elsewhere meanwhile must not be chased from core to core.
+  // A rank that computes elsewhere meanwhile must not be chased from core to core. A shard, which
+  // alone moves, may move again soon: whom it wakes is most often woken on its own core.
   static constexpr std::chrono::milliseconds kRest{5};
+  static constexpr std::chrono::microseconds kRestOfShard{100};
 
   int move(const std::vector<int>& cores, int self, Clock::time_point now);
 

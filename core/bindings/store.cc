@@ -313,6 +313,7 @@ void bind_endpoint(nb::module_& module) {
           nb::arg("slots"), nb::arg("replay").none() = nb::none())
       .def("add_channel", &Endpoint::add_channel, nb::arg("shard"), nb::arg("socket"),
            nb::arg("segment"), Release())
+      .def("may_spin", &Endpoint::may_spin, nb::arg("yes"))
       .def("broken", &Endpoint::broken)
       .def(
           "fail",
@@ -333,11 +334,12 @@ void bind_server(nb::module_& module) {
       .def(
           "__init__",
           [](Server* self, uint32_t workers, uint32_t first_shard, uint32_t shards,
-             uint32_t all_shards, uint32_t slots, std::shared_ptr<Replay> replay) {
-            new (self) Server({workers, first_shard, shards, all_shards, slots}, std::move(replay));
+             uint32_t all_shards, uint32_t slots, bool may_spin, std::shared_ptr<Replay> replay) {
+            new (self) Server({workers, first_shard, shards, all_shards, slots, may_spin},
+                              std::move(replay));
           },
           nb::arg("workers"), nb::arg("first_shard"), nb::arg("shards"), nb::arg("all_shards"),
-          nb::arg("slots"), nb::arg("replay").none() = nb::none())
+          nb::arg("slots"), nb::arg("may_spin"), nb::arg("replay").none() = nb::none())
       .def("add_channel", &Server::add_channel, nb::arg("shard"), nb::arg("socket"),
            nb::arg("segment"), Release())
       .def("on_lost", &Server::on_lost, nb::arg("worker"), Release())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/channel.h"
 
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -76,6 +77,7 @@ void SharedChannel::pass(Slot& slot, State to) {
   slot.state.store(to, std::memory_order_seq_cst);
   if (theirs_->load(std::memory_order_seq_cst) == 0) return;
   if (theirs_->exchange(0, std::memory_order_seq_cst) == 0) return;
+  runs_on(::sched_getcpu());  // whoever is woken is often woken on this very core
   const char ring = 0;
   [[maybe_unused]] const auto sent = ::send(socket_, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

@@ -116,7 +116,7 @@ bool Endpoint::drive(std::unique_lock<std::mutex>& lock, Clock::time_point until
 
 void Endpoint::rest(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
   resting_ = true;
-  if (ladder_.should_spread()) spread();
+  if (ladder_.should_spread()) tell_core();
   const bool sockets = std::any_of(channels_.begin(), channels_.end(), [](const auto& channel) {
     return channel && channel->needs_system_calls();
   });
@@ -132,6 +132,7 @@ void Endpoint::rest(std::unique_lock<std::mutex>& lock, Clock::time_point until)
       lock.unlock();
       poller_->sleep(int(std::clamp<int64_t>(left.count(), 1, kSlice.count())));
       lock.lock();
+      tell_core();  // most often that of the shard which has woken us
     }
     for (auto& channel : channels_)
       if (channel) channel->awake();
@@ -177,11 +178,9 @@ void Endpoint::retire(size_t shard) {
     channels_[shard].reset();
 }
 
-void Endpoint::spread() {
-  std::vector<int> cores;
-  for (const auto& channel : channels_)
-    if (channel) cores.push_back(channel->other_core());
-  const int core = spread_.look(std::move(cores), Clock::now());
+// Shards keep out of the way of those they serve; if both did, they would chase each other.
+void Endpoint::tell_core() {
+  const int core = ::sched_getcpu();
   for (auto& channel : channels_)
     if (channel) channel->runs_on(core);
 }

@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "failure.h"
-#include "spread.h"
 #include "store/channel.h"
 #include "store/client.h"
 #include "store/ladder.h"
@@ -46,6 +45,8 @@ class Endpoint {
   void embed(uint32_t slots, std::shared_ptr<Replay> replay);
   // Takes ownership of both descriptors; also for a shard whose channel broke.
   void add_channel(int shard, int socket, int segment);
+  // Whether waiting may begin with spinning: there is a core for everybody on this host.
+  void may_spin(bool yes) { ladder_.may_spin(yes); }
   std::vector<int> broken() const;  // shards without a channel
 
   // Calls f(client) and moves what can be moved. `background`: nobody may wait for what it began.
@@ -92,7 +93,7 @@ class Endpoint {
   void after_call(bool background);  // with mutex_, as all below
   bool turn();
   bool turn_channel(size_t shard);
-  void spread();
+  void tell_core();
   bool turn_embedded();
   void retire(size_t shard);
   void background_loop();
@@ -108,7 +109,6 @@ class Endpoint {
   std::unique_ptr<Shard> embedded_;
   std::shared_ptr<Replay> replay_;  // of the embedded shard
   Ladder ladder_;
-  Spread spread_;
   bool resting_ = false;
   int waiters_ = 0;
   bool wants_background_ = false;

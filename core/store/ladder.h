@@ -23,6 +23,9 @@ class Ladder {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Whether there is a core for everybody who takes part.
+  void may_spin(bool yes) { may_spin_ = yes; }
+
   void moved() { idle_since_ = Clock::time_point::max(); }
 
   // Whether it is time to see that this thread has a core of its own.
@@ -32,6 +35,7 @@ class Ladder {
   bool rest(Poller& poller, bool asks_kernel) {
     const auto now = Clock::now();
     if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
+    if (may_spin_ && now - idle_since_ < kSpin) return true;
     if (crowded_ > 0) {
       --crowded_;
       return false;
@@ -44,13 +48,15 @@ class Ladder {
   }
 
  private:
+  static constexpr std::chrono::microseconds kSpin{4};
   static constexpr std::chrono::microseconds kYield{50};
   static constexpr std::chrono::milliseconds kSliceOfOthers{3};
   static constexpr uint32_t kYieldsPerLook = 4;
   static constexpr uint32_t kCrowdedRests = 200;
-  static constexpr uint32_t kRestsPerSpread = 16;
+  static constexpr uint32_t kRestsPerSpread = 8;
 
   Clock::time_point idle_since_ = Clock::time_point::max();
+  bool may_spin_ = false;
   uint32_t rests_ = 0;
   uint32_t yields_ = 0;
   uint32_t crowded_ = 0;

@@ -14,6 +14,7 @@ Server::Server(Settings settings, std::shared_ptr<Replay> replay)
     const Shard::Settings shard{settings_.workers, settings_.first_shard + i, settings_.all_shards,
                                 settings_.slots, Planted::kNone};
     desks_.push_back(std::make_unique<Desk>(shard, Replay::recorder(replay_)));
+    desks_.back()->ladder.may_spin(settings_.may_spin);
   }
   for (auto& desk : desks_) desk->thread = std::thread([this, &desk = *desk] { run(desk); });
 }
@@ -132,7 +133,10 @@ void Server::run(Desk& desk) {
     if (desk.ladder.rest(*desk.poller, sockets)) continue;
     desk.poller->about_to_sleep();
     for (auto& [link, channel] : desk.channels) channel->about_to_sleep();
-    if (!turn(desk) && !closing_.load()) desk.poller->sleep(int(kSlice.count()));
+    if (!turn(desk) && !closing_.load()) {
+      desk.poller->sleep(int(kSlice.count()));
+      spread(desk);
+    }
     for (auto& [link, channel] : desk.channels) channel->awake();
   }
   desk.channels.clear();

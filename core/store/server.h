@@ -34,6 +34,7 @@ class Server {
     uint32_t shards = 1;       // of this server
     uint32_t all_shards = 1;
     uint32_t slots = kSlots;
+    bool may_spin = false;  // there is a core for everybody on this host
   };
   struct Counts {
     uint64_t pushes = 0;
@@ -58,7 +59,7 @@ class Server {
   void close();
 
  private:
-  static constexpr int kBurst = 16;
+  static constexpr int kBurst = 2;
   static constexpr std::chrono::milliseconds kSlice{1000};
 
   struct Mail {

@@ -92,7 +92,12 @@ def store_world(world: str) -> str:
 def gather(group: Group, invitation: Invitation) -> StoreLinks:
     """Start, join, dial; all ranks of the group call this."""
     layout = _agree(group, invitation.settings)
-    children = [_start(rank, layout, invitation) for rank in layout.started_by(group.rank)]
+    hot = group.local_size + layout.servers_per_host * layout.shards
+    may_spin = usable_cores() >= hot
+    children = [
+        _start(rank, layout, invitation, may_spin=may_spin)
+        for rank in layout.started_by(group.rank)
+    ]
     try:
         membership, connector = _join(group, layout, invitation, children)
     except BaseException:
@@ -100,7 +105,9 @@ def gather(group: Group, invitation: Invitation) -> StoreLinks:
             child.kill()
             child.wait()
         raise
-    return _Gathered(layout, membership, connector, children, invitation).links
+    links = _Gathered(layout, membership, connector, children, invitation).links
+    links.endpoint.may_spin(may_spin)
+    return links
 
 
 def _agree(group: Group, settings: Settings) -> _Layout:
@@ -119,7 +126,9 @@ def _agree(group: Group, settings: Settings) -> _Layout:
     return layout
 
 
-def _start(rank: int, layout: _Layout, invitation: Invitation) -> subprocess.Popen[bytes]:
+def _start(
+    rank: int, layout: _Layout, invitation: Invitation, *, may_spin: bool
+) -> subprocess.Popen[bytes]:
     settings = invitation.settings
     command = [sys.executable, "-m", "commute.store.server"]
     command += ["--coordinator", invitation.coordinator, "--run", invitation.run]
@@ -127,6 +136,7 @@ def _start(rank: int, layout: _Layout, invitation: Invitation) -> subprocess.Pop
     command += ["--workers", str(layout.workers), "--shards", str(layout.shards)]
     command += ["--peer-timeout", str(settings.peer_timeout)]
     command += ["--join-timeout", str(settings.join_timeout)]
+    command += ["--may-spin"] if may_spin else []
     for flag, value in (("--bind", settings.bind), ("--advertise", settings.advertise)):
         command += [flag, value] if value else []
     env = {**os.environ, "COMMUTE_TOKEN": invitation.token}

@@ -46,6 +46,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=1, help="threads that own slots")
     parser.add_argument("--peer-timeout", type=float, default=5.0)
     parser.add_argument("--join-timeout", type=float, default=300.0)
+    parser.add_argument("--may-spin", action="store_true", help="this host has idle cores")
     parser.add_argument("--bind", help="address or interface to listen on")
     parser.add_argument("--advertise", help="what the workers are told")
     return parser.parse_args(argv)
@@ -84,6 +85,7 @@ def _serve(given: argparse.Namespace) -> int:
         given.shards,
         (given.size - given.workers) * given.shards,
         SLOTS,
+        given.may_spin,
         replay,
     )
     health = _core.watch_server(server, given.rank, given.peer_timeout)

@@ -35,7 +35,7 @@ class MemoryServer:
             if self._server is None:
                 replay, self._report = replay_of(os.environ.get("COMMUTE_REPLAYS"))
                 self._server = _core.StoreServer(
-                    self._workers, 0, self._shards, self._shards, SLOTS, replay
+                    self._workers, 0, self._shards, self._shards, SLOTS, False, replay
                 )
             server = self._server
 
