@@ -61,9 +61,17 @@ class Job:
     """The ranks of one library; a context manager that leaves no process behind."""
 
     def __init__(
-        self, name: str, *, ranks: int, programs: Sequence[Program], scratch: Path
+        self,
+        name: str,
+        *,
+        ranks: int,
+        programs: Sequence[Program],
+        scratch: Path,
+        polls: bool = False,
     ) -> None:
+        """`polls`: the library burns cores while it waits, and is stopped between its turns."""
         self.name, self.ranks = name, ranks
+        self._polls = polls
         self.version = ""
         self.pids: list[int] = []
         self._scratch = scratch
@@ -79,6 +87,7 @@ class Job:
     def __enter__(self) -> Self:
         try:
             self._start()
+            self._signal_if_polling(signal.SIGSTOP)
         except BaseException:
             self.close()
             raise
@@ -95,6 +104,7 @@ class Job:
     def take(self, turn: Turn) -> list[float]:
         """Seconds per call of each sample; of the ranks' times the longest counts."""
         message = json.dumps(vars(turn)).encode() + b"\n"
+        self._signal_if_polling(signal.SIGCONT)
         try:
             for connection in self._connections:
                 connection.sendall(message)
@@ -102,9 +112,16 @@ class Job:
         except (OSError, ValueError) as error:
             what = f"{turn.call} of {turn.bytes} bytes, {turn.variant}"
             raise self._failure(f"{what}: {error}") from error
+        self._signal_if_polling(signal.SIGSTOP)
         return [max(times) for times in zip(*(a["seconds"] for a in answers), strict=True)]
 
+    def _signal_if_polling(self, number: int) -> None:
+        for process in self._processes if self._polls else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
     def close(self) -> None:
+        self._signal_if_polling(signal.SIGCONT)
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.sendall(b'{"leave": true}\n')

@@ -39,10 +39,11 @@ SCALED_WITHIN = 0.15
 
 NEIGHBOURS = Cell(3, 64 * KB, BESIDE)
 TRANSPORTS = {OURS: "shared memory", "tcp": "TCP"}
-# The variants of beside_rank.py, each held against another: a flood against a neighbour that
-# uses the server as everybody does, one that is stopped against one that does nothing.
-HELD_AGAINST = {"flood": "ordinary", "stopped": "alone"}
-VARIANTS = ("alone", "ordinary", "flood", "stopped")
+# The variants of beside_rank.py, each held against another: a flood against a neighbour that uses a
+# core as it does, but not the server (there are 2 cores for 4 busy processes), one that is stopped
+# against one that does nothing.
+HELD_AGAINST = {"flood": "computing", "stopped": "alone"}
+VARIANTS = ("alone", "ordinary", "computing", "flood", "stopped")
 KEPT_SHARE = 0.8
 
 
@@ -225,7 +226,7 @@ def _scaling_lines(result: CellResult) -> list[str]:
 
 
 def _neighbour_lines(result: CellResult) -> list[str]:
-    pairs = [*HELD_AGAINST.items(), ("flood", "alone")]
+    pairs = [*HELD_AGAINST.items(), ("flood", "ordinary"), ("flood", "alone")]
     rows = [("transport", *VARIANTS, *(f"{ours}/{other}" for ours, other in pairs), "dropped")]
     for transport, title in TRANSPORTS.items():
         times = [_time(result, f"{transport} {variant}") for variant in VARIANTS]
@@ -236,7 +237,7 @@ def _neighbour_lines(result: CellResult) -> list[str]:
         rows.append((title, *times, *shares, str(result.dropped)))
     title = (
         f"{result.cell.ranks - 1} workers exchange {size_text(result.cell.bytes)} with 1 server, "
-        "staleness None: time beside a third that is alone, ordinary, flooding or stopped; "
+        "staleness None: time beside a third that does nothing, exchanges too, computes, floods or is stopped; "
         "then the share of their rate that they keep [range]"
     )
     return [title, *columns(rows)]

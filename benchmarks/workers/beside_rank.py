@@ -5,6 +5,7 @@ The last worker is the neighbour of the others. What it does is the variant of t
 
     alone       nothing
     ordinary    the same exchanges as the others
+    computing   a loop that uses a core and nothing of the store
     flood       pushes, each sent without waiting for the one before
     stopped     pulls 128 MB and is stopped (SIGSTOP) in the middle; worker 0 wakes it again
 
@@ -138,6 +139,8 @@ class Neighbourhood:
         match self._variant:
             case "ordinary":
                 self._exchange()
+            case "computing":
+                _compute(2 * SETTLE_SECONDS + WINDOW_SECONDS)
             case "flood":
                 self._table.flood(2 * SETTLE_SECONDS + WINDOW_SECONDS)
             case "stopped":
@@ -163,6 +166,12 @@ class Neighbourhood:
         for array in self._pulled:
             if not bool((array == 1).all()):
                 raise AssertionError(f"a pull that was interrupted brought {array[:4]}")
+
+
+def _compute(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 def _wait_until_stopped(pid: int) -> None:

@@ -59,7 +59,7 @@ class Server {
   void close();
 
  private:
-  static constexpr int kBurst = 2;
+  static constexpr int kBurst = 1;
   static constexpr std::chrono::milliseconds kSlice{1000};
 
   struct Mail {
