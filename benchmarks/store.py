@@ -237,8 +237,8 @@ def _neighbour_lines(result: CellResult) -> list[str]:
         rows.append((title, *times, *shares, str(result.dropped)))
     title = (
         f"{result.cell.ranks - 1} workers exchange {size_text(result.cell.bytes)} with 1 server, "
-        "staleness None: time beside a third that does nothing, exchanges too, computes, floods or is stopped; "
-        "then the share of their rate that they keep [range]"
+        "staleness None: time beside a third that does nothing, exchanges too, computes, floods or "
+        "is stopped; then the share of their rate that they keep [range]"
     )
     return [title, *columns(rows)]
 
