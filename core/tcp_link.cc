@@ -53,9 +53,9 @@ size_t TcpLink::write(const iovec* pieces, int count) {
   for (;;) {
     const ssize_t moved = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
     if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && !would_block()) raise_closed("the connection broke while sending");
-    if (moved < 0) return 0;
-    ready_.writable = true;
+    if (moved < 0 && would_block()) return 0;
+    ready_.writable = true;  // also after an error, which the next try is to find again
+    if (moved < 0) raise_closed("the connection broke while sending");
     return static_cast<size_t>(moved);
   }
 }
@@ -65,11 +65,11 @@ size_t TcpLink::read(void* into, size_t bytes) {
   if (bytes == 0 || !ready_.readable.exchange(false)) return 0;
   for (;;) {
     const ssize_t moved = ::recv(fd_, into, bytes, 0);
-    if (moved == 0) throw LinkClosed("the peer closed its connection");
     if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && !would_block()) raise_closed("the connection broke while receiving");
-    if (moved < 0) return 0;
-    ready_.readable = true;
+    if (moved < 0 && would_block()) return 0;
+    ready_.readable = true;  // also at the end, which the next try is to find again
+    if (moved == 0) throw LinkClosed("the peer closed its connection");
+    if (moved < 0) raise_closed("the connection broke while receiving");
     return static_cast<size_t>(moved);
   }
 }
