@@ -12,6 +12,7 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 
@@ -26,7 +27,8 @@ class Ladder {
   // Whether there is a core for everybody who takes part.
   void may_spin(bool yes) { may_spin_ = yes; }
 
-  void moved() { idle_since_ = Clock::time_point::max(); }
+  // Any thread, also while another rests.
+  void moved() { idle_since_.store(kBusy, std::memory_order_relaxed); }
 
   // Whether it is time to see that this thread has a core of its own.
   bool should_spread() { return ++rests_ % kRestsPerSpread == 0; }
@@ -34,13 +36,16 @@ class Ladder {
   // `asks_kernel`: whether news may come by a socket.
   bool rest(Poller& poller, bool asks_kernel) {
     const auto now = Clock::now();
-    if (idle_since_ == Clock::time_point::max()) idle_since_ = now;
-    if (may_spin_ && now - idle_since_ < kSpin) return true;
+    Clock::rep busy = kBusy;
+    idle_since_.compare_exchange_strong(busy, now.time_since_epoch().count());
+    const auto idle =
+        busy == kBusy ? Clock::duration{0} : now.time_since_epoch() - Clock::duration{busy};
+    if (may_spin_ && idle < kSpin) return true;
     if (crowded_ > 0) {
       --crowded_;
       return false;
     }
-    if (now - idle_since_ >= kYield) return false;
+    if (idle >= kYield) return false;
     if (asks_kernel && ++yields_ % kYieldsPerLook == 0 && poller.sleep(0)) return true;
     sched_yield();
     if (Clock::now() - now > kSliceOfOthers) crowded_ = kCrowdedRests;
@@ -55,7 +60,9 @@ class Ladder {
   static constexpr uint32_t kCrowdedRests = 200;
   static constexpr uint32_t kRestsPerSpread = 8;
 
-  Clock::time_point idle_since_ = Clock::time_point::max();
+  static constexpr Clock::rep kBusy = -1;
+
+  std::atomic<Clock::rep> idle_since_{kBusy};  // since the clock's epoch
   bool may_spin_ = false;
   uint32_t rests_ = 0;
   uint32_t yields_ = 0;
