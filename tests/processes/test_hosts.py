@@ -103,6 +103,16 @@ def test_two_hosts_random_operations(on_both):
     assert sum(each.out.count("soak ok on") for each in ended) == 4
 
 
+def test_a_store_on_two_hosts(on_both):
+    """One server per host, started there; shared memory to the one, TCP to the other."""
+    ended = [each.wait() for each in on_both(f"10.213.7.1:{PORT}", "store.py", "rounds", "20")]
+
+    assert [each.code for each in ended] == [0, 0], [each.out + each.err for each in ended]
+    assert sum(each.out.count('"fine": true') for each in ended) == 4
+    for server in ("server 0", "server 1"):
+        assert all(server in each.out for each in ended), "both hold parts of the large table"
+
+
 def test_cut_cable(on_both, cable):
     """The cable is cut with the default peer_timeout: all ranks raise within 5 s and can close."""
     jobs = on_both(f"10.213.7.1:{PORT}", "failures.py", "cut", "5")

@@ -216,14 +216,15 @@ def test_optimizer_agrees_with_torch(together, seed, update, name, numbers, dtyp
             )
 
 
-def test_optimizer_on_arrival(stores, rng):
-    """Without bounds each push is a step of its own, whoever made it."""
+@pytest.mark.parametrize("update", OPTIMIZERS, ids=str)
+def test_optimizer_on_arrival(stores, rng, update):
+    """Without bounds each push is a step of its own, whoever made it and however late: its state
+    is on the server."""
     rank_0, rank_1 = stores(2, staleness=None)
-    update = Adam(lr=0.1)
     tables = [s.dense("w", (50,), "float64", update=update) for s in (rank_0, rank_1)]
-    gradients = rng.normal(size=(5, 50))
+    gradients = rng.normal(size=(6, 50))
     for turn, g in enumerate(gradients):
-        tables[turn % 2].push_async(g).wait()
+        tables[turn // 2 % 2].push_async(g).wait()
     value = expected(update, np.zeros(50), gradients)[-1]
 
     for table in tables:
