@@ -2,11 +2,15 @@
 // One function per bound header; module.cc calls them all.
 #pragma once
 
+#include <fcntl.h>
 #include <nanobind/nanobind.h>
 
+#include <cerrno>
 #include <chrono>
+#include <system_error>
 
 #include "operation.h"
+#include "segment.h"
 
 namespace commute::bindings {
 
@@ -14,6 +18,13 @@ namespace commute::bindings {
 inline Clock::time_point after(Clock::time_point now, double seconds) {
   if (seconds > 1e9) return Clock::time_point::max();
   return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// New shared memory, as a descriptor to be passed on. Raises std::system_error.
+inline int new_segment(size_t bytes) {
+  const int fd = ::fcntl(Segment::create(bytes).fd(), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
+  return fd;
 }
 
 void bind_plan(nanobind::module_& module);

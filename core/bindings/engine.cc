@@ -4,7 +4,6 @@
 // which may block.
 #include "engine.h"
 
-#include <fcntl.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -149,13 +148,6 @@ void bind_operation(nb::module_& module) {
   nb::class_<Executor>(module, "Executor");
 }
 
-// The memory of a link, as a descriptor to be passed on.
-int link_segment() {
-  const int fd = ::fcntl(Segment::create(SharedLink::segment_bytes()).fd(), F_DUPFD_CLOEXEC, 0);
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
-  return fd;
-}
-
 // Takes ownership of both descriptors. `first`: whether this side made the segment.
 std::unique_ptr<Link> shared_link(Engine& engine, int peer, int socket, int segment, bool first) {
   try {
@@ -258,7 +250,7 @@ void bind_engine(nb::module_& module) {
   bind_links(engine);
   bind_calls(engine);
   bind_state(engine);
-  module.def("link_segment", &link_segment);
+  module.def("link_segment", [] { return new_segment(SharedLink::segment_bytes()); });
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
              nb::arg("slot_bytes"));

@@ -2,15 +2,13 @@
 // The store for Python: a worker's end and a server. Addresses are plain integers: the wrapper
 // checks arrays and keeps them alive until the call is done. The GIL is released where a call may
 // move bytes or wait.
-#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cerrno>
-#include <cstring>
-#include <system_error>
+#include <algorithm>
+#include <array>
 
 #include "bindings.h"
 #include "bindings/store.h"
@@ -99,32 +97,16 @@ uint64_t pull(Endpoint& self, uint32_t table, uintptr_t out, bool fresh, double 
   });
 }
 
-int channel_segment() {
-  const int fd = ::fcntl(Segment::create(SharedChannel::segment_bytes()).fd(), F_DUPFD_CLOEXEC, 0);
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
-  return fd;
-}
-
 void bind_specs(nb::module_& module) {
   nb::class_<Update>(module, "Update")
       .def(
           "__init__",
           [](Update* self, int kind, bool nesterov, bool semiring, int times,
              const std::vector<double>& numbers) {
-            std::vector<double> n = numbers;
-            n.resize(7);
-            const Update update{static_cast<UpdateKind>(kind),
-                                nesterov,
-                                semiring,
-                                static_cast<ReduceOp>(times),
-                                n[0],
-                                n[1],
-                                n[2],
-                                n[3],
-                                n[4],
-                                n[5],
-                                n[6]};
-            new (self) Update(Update::decode(update.encode()));  // checks the codes
+            std::array<double, Update::kNumbers> all{};
+            std::copy_n(numbers.begin(), std::min(numbers.size(), all.size()), all.begin());
+            new (self) Update(Update::of(static_cast<UpdateKind>(kind), nesterov, semiring,
+                                         static_cast<ReduceOp>(times), all));
           },
           nb::arg("kind"), nb::arg("nesterov") = false, nb::arg("semiring") = false,
           nb::arg("times") = static_cast<int>(ReduceOp::kProd),
@@ -315,12 +297,6 @@ void bind_endpoint(nb::module_& module) {
            nb::arg("segment"), Release())
       .def("may_spin", &Endpoint::may_spin, nb::arg("yes"))
       .def("broken", &Endpoint::broken)
-      .def(
-          "fail",
-          [](Endpoint& self, int code, int rank, std::string text) {
-            self.fail({static_cast<FailureCode>(code), rank, -1, 0, std::move(text)});
-          },
-          nb::arg("code"), nb::arg("rank"), nb::arg("text"), Release())
       .def("close", &Endpoint::close, Release());
   bind_declarations(endpoint);
   bind_calls(endpoint);
@@ -393,7 +369,7 @@ void bind_store(nb::module_& module) {
   bind_endpoint(module);
   bind_plain_table(module);
   bind_store_machines(module);
-  module.def("channel_segment", &channel_segment);
+  module.def("channel_segment", [] { return new_segment(SharedChannel::segment_bytes()); });
   module.def("watch_server", &watch_server, nb::arg("server"), nb::arg("rank"),
              nb::arg("peer_timeout"), nb::keep_alive<0, 1>());
   module.def("watch_endpoint", &watch_endpoint, nb::arg("endpoint"), nb::arg("rank"),

@@ -56,13 +56,6 @@ void bind_shard_machine(nb::module_& module) {
           nb::arg("link"), nb::sig("def next(self, link: int) -> bytes | None"))
       .def("sent", &Shard::sent, nb::arg("link"))
       .def("wants", &Shard::wants, nb::arg("link"))
-      .def("pushes", &Shard::pushes)
-      .def("slots",
-           [](const Shard& self) {
-             std::vector<uint32_t> numbers;
-             for (const auto& [number, slot] : self.slots()) numbers.push_back(number);
-             return numbers;
-           })
       .def(
           "value",
           [](const Shard& self, uint32_t slot, uint32_t table) {
@@ -73,8 +66,7 @@ void bind_shard_machine(nb::module_& module) {
 }
 
 void bind_client_messages(nb::class_<Client>& client) {
-  client.def("set", &Client::set, nb::arg("table"), nb::arg("update"))
-      .def("leave", &Client::leave, nb::arg("store"))
+  client.def("leave", &Client::leave, nb::arg("store"))
       .def("tick", &Client::tick, nb::arg("table"))
       .def("catch_up", &Client::catch_up, nb::arg("table"), nb::arg("clock"))
       .def("on_message", &give<Client>, nb::arg("shard"), nb::arg("message"))
@@ -84,14 +76,10 @@ void bind_client_messages(nb::class_<Client>& client) {
           nb::arg("shard"), nb::sig("def next(self, shard: int) -> bytes | None"))
       .def("sent", &Client::sent, nb::arg("shard"))
       .def("done", &Client::done, nb::arg("call"))
-      .def(
-          "outcome", [](Client& self, uint64_t call) { return as_tuple(self.outcome(call)); },
-          nb::arg("call"), nb::sig(kOutcome))
       .def("flushed", &Client::flushed)
       .def("quiet", &Client::quiet)
       .def("kept_bytes", &Client::kept_bytes)
-      .def("clock", &Client::clock, nb::arg("table"))
-      .def("cache_hits", &Client::cache_hits, nb::arg("table"));
+      .def("clock", &Client::clock, nb::arg("table"));
 }
 
 void bind_client_machine(nb::module_& module) {

@@ -205,20 +205,27 @@ bool StreamChannel::flush() {
 const StoreMessage* StreamChannel::receive() {
   constexpr size_t kHeader = sizeof(StoreHeader);
   for (;;) {
-    const bool in_header = have_ < kHeader;
-    const size_t end = in_header ? kHeader : kHeader + message_.header.bytes;
-    if (!in_header && have_ == end) {
-      message_.payload = {incoming_.data() + kHeader, message_.header.bytes};
-      return &message_;
+    size_t end = kHeader;
+    if (have_ >= kHeader) {
+      std::memcpy(&message_.header, incoming_.data(), kHeader);
+      if (!is_sound(message_.header)) throw LinkClosed("the other end sent garbage");
+      end += message_.header.bytes;
+      if (have_ >= end) {
+        message_.payload = {incoming_.data() + kHeader, message_.header.bytes};
+        return &message_;
+      }
     }
-    if (incoming_.size() < end) incoming_.resize(end);
-    const size_t moved = link_->read(incoming_.data() + have_, end - have_);
+    if (incoming_.size() < end + kAhead) incoming_.resize(end + kAhead);
+    const size_t moved = link_->read(incoming_.data() + have_, end + kAhead - have_);
     if (moved == 0) return nullptr;
     have_ += moved;
-    if (!in_header || have_ < kHeader) continue;
-    std::memcpy(&message_.header, incoming_.data(), kHeader);
-    if (!is_sound(message_.header)) throw LinkClosed("the other end sent garbage");
   }
+}
+
+void StreamChannel::take() {
+  const size_t end = sizeof(StoreHeader) + message_.header.bytes;
+  have_ -= end;
+  if (have_ > 0) std::memmove(incoming_.data(), incoming_.data() + end, have_);
 }
 
 }  // namespace commute

@@ -414,6 +414,7 @@ const StoreMessage* Client::next(int shard) {
   line.chosen = line.looked;
   const Kept& kept = line.kept[line.chosen];
   next_ = {kept.header, kept.payload};
+  if (line.kept.size() > 1) next_.header.flags |= kStoreOneOfMany;
   return &next_;
 }
 

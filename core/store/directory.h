@@ -6,8 +6,8 @@
 // loaded one, and of equals one of the least loaded shard. Slot i lies on shard i modulo the number
 // of shards.
 //
-//   declaration = staleness and other numbers as in TableSpec | text     what all must agree on
-//   name        = store and table name
+// Tables are known by "store/table". What all workers must agree on is compared as a sentence,
+// which is also what the error shows.
 #pragma once
 
 #include <cstdint>

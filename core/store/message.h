@@ -51,11 +51,12 @@ enum class StoreKind : uint8_t {
 };
 
 // Flags.
-constexpr uint8_t kStorePiece = 1;    // push: a piece of the contribution being built
-constexpr uint8_t kStoreWants = 2;    // push: answer with the value, as to a pull after it
-constexpr uint8_t kStoreMaker = 4;    // declare: the first value is in the payload
-constexpr uint8_t kStoreSummary = 8;  // pull: sum, squares and so on instead of the value
-constexpr uint8_t kStoreTop = 16;     // pull: the `version` elements of largest magnitude
+constexpr uint8_t kStorePiece = 1;       // push: a piece of the contribution being built
+constexpr uint8_t kStoreWants = 2;       // push: answer with the value, as to a pull after it
+constexpr uint8_t kStoreMaker = 4;       // declare: the first value is in the payload
+constexpr uint8_t kStoreSummary = 8;     // pull: sum, squares and so on instead of the value
+constexpr uint8_t kStoreTop = 16;        // pull: the `version` elements of largest magnitude
+constexpr uint8_t kStoreOneOfMany = 32;  // the sender has others under way, or about to be
 
 // Why something was refused.
 enum class Refused : uint16_t {

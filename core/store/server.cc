@@ -113,11 +113,11 @@ void Server::take_mail(Desk& desk) {
     desk.has_mail.store(false);
   }
   for (Mail& letter : mail) {
-    if (letter.channel) desk.channels.emplace_back(++desk.last_link, std::move(letter.channel));
+    if (letter.channel) desk.clients.push_back({++desk.last_link, std::move(letter.channel)});
     if (letter.lost >= 0) desk.shard.on_lost(uint32_t(letter.lost));
     if (letter.left >= 0) desk.shard.on_left(uint32_t(letter.left));
   }
-  desk.open.store(desk.channels.size(), std::memory_order_relaxed);
+  desk.open.store(desk.clients.size(), std::memory_order_relaxed);
 }
 
 void Server::run(Desk& desk) {
@@ -127,26 +127,27 @@ void Server::run(Desk& desk) {
       continue;
     }
     const bool sockets =
-        std::any_of(desk.channels.begin(), desk.channels.end(),
-                    [](const auto& channel) { return channel.second->needs_system_calls(); });
+        std::any_of(desk.clients.begin(), desk.clients.end(),
+                    [](const Client& client) { return client.channel->needs_system_calls(); });
     if (desk.ladder.should_spread()) spread(desk);
     if (desk.ladder.rest(*desk.poller, sockets)) continue;
     desk.poller->about_to_sleep();
-    for (auto& [link, channel] : desk.channels) channel->about_to_sleep();
+    for (Client& client : desk.clients) client.channel->about_to_sleep();
     if (!turn(desk) && !closing_.load()) {
-      desk.poller->sleep(int(kSlice.count()));
+      const auto nap = desk.holds_back ? kAround : kSlice;
+      desk.poller->sleep(int(nap.count()));
       spread(desk);
     }
-    for (auto& [link, channel] : desk.channels) channel->awake();
+    for (Client& client : desk.clients) client.channel->awake();
   }
-  desk.channels.clear();
+  desk.clients.clear();
 }
 
 void Server::spread(Desk& desk) {
   std::vector<int> cores;
-  for (const auto& [link, channel] : desk.channels) cores.push_back(channel->other_core());
+  for (const Client& client : desk.clients) cores.push_back(client.channel->other_core());
   const int core = desk.spread.look(std::move(cores), Clock::now());
-  for (auto& [link, channel] : desk.channels) channel->runs_on(core);
+  for (Client& client : desk.clients) client.channel->runs_on(core);
 }
 
 bool Server::turn(Desk& desk) {
@@ -155,45 +156,64 @@ bool Server::turn(Desk& desk) {
     take_mail(desk);
     moved = true;
   }
-  for (auto& [link, channel] : desk.channels) {
+  desk.holds_back = false;
+  for (Client& client : desk.clients) {
     try {
-      moved |= serve(desk.shard, link, *channel);
+      moved |= serve(desk, client);
     } catch (const LinkClosed& closed) {
       if (std::string_view(closed.what()).ends_with("garbage")) desk.refused.fetch_add(1);
-      channel.reset();
-      desk.shard.on_link_down(link);
+      client.channel.reset();
+      desk.shard.on_link_down(client.link);
       moved = true;
     }
   }
   if (moved) {
-    std::erase_if(desk.channels, [](const auto& channel) { return !channel.second; });
-    desk.open.store(desk.channels.size(), std::memory_order_relaxed);
+    std::erase_if(desk.clients, [](const Client& client) { return !client.channel; });
+    desk.open.store(desk.clients.size(), std::memory_order_relaxed);
     desk.pushes.store(desk.shard.pushes(), std::memory_order_relaxed);
   }
   return moved;
 }
 
-bool Server::serve(Shard& shard, int link, Channel& channel) {
-  bool moved = channel.flush();
+bool Server::serve(Desk& desk, Client& client) const {
+  const int link = client.link;
+  Channel* channel = client.channel.get();
+  Shard& shard = desk.shard;
+  bool moved = channel->flush();
   while (const StoreMessage* answer = shard.next(link)) {
-    if (!channel.send(*answer)) break;
+    if (!channel->send(*answer)) break;
     shard.sent(link);
     moved = true;
   }
-  for (int i = 0; i < kBurst && shard.wants(link); ++i) {
-    const StoreMessage* message = channel.receive();
-    if (message == nullptr) break;
-    moved = true;
-    const uint64_t call = message->header.call;
-    shard.on_message(link, message->header, message->payload);
-    const StoreMessage* answer = shard.next(link);
-    if (answer == nullptr || answer->header.call != call) {
-      channel.take();
-    } else if (channel.answer(*answer)) {
-      shard.sent(link);
-    }
+  if (!shard.wants(link) || gives_way(desk, client)) return moved;
+  const auto begin = Clock::now();
+  const StoreMessage* message = channel->receive();
+  if (message == nullptr) return moved;
+  const bool waits = (message->header.flags & kStoreOneOfMany) == 0;
+  const uint64_t call = message->header.call;
+  shard.on_message(link, message->header, message->payload);
+  const StoreMessage* answer = shard.next(link);
+  if (answer == nullptr || answer->header.call != call) {
+    channel->take();
+  } else if (channel->answer(*answer)) {
+    shard.sent(link);
   }
-  return moved;
+  const auto end = Clock::now();
+  if (waits) {
+    desk.last_waiting = end;
+  } else if (client.used += end - begin; client.used > kStretch) {
+    client.not_before = end + kGiveWay * client.used;
+    client.used = {};
+  }
+  return true;
+}
+
+bool Server::gives_way(Desk& desk, Client& client) const {
+  if (settings_.may_spin || client.not_before == Clock::time_point{}) return false;
+  const auto now = Clock::now();
+  if (now < client.not_before && now - desk.last_waiting < kAround) return desk.holds_back = true;
+  client.not_before = {};
+  return false;
 }
 
 }  // namespace commute

@@ -5,9 +5,11 @@
 // (new channels, news of members) is left in the shard's mailbox, under a mutex, and its poller
 // woken. Every public function may be called from any thread.
 //
-// Fairness: in each turn every channel gets its answers sent, and at most kBurst messages taken, so
-// a client that floods slows nobody down but itself; one that does not read holds at most what the
-// shard lets it owe (shard.h).
+// Fairness: in each turn every channel gets its answers sent, and one message taken. A client that
+// has many messages under way (it floods, or moves a large array) can keep this thread busy without
+// end, and itself, and on a host short of cores those who wait for one answer at a time would miss
+// both. There it gives way while such are around: it has a twentieth of the thread's time. One that
+// does not read holds at most what the shard lets it owe (shard.h).
 #pragma once
 
 #include <atomic>
@@ -59,7 +61,10 @@ class Server {
   void close();
 
  private:
-  static constexpr int kBurst = 1;
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kGiveWay = 19;  // so many times what its last message took
+  static constexpr std::chrono::microseconds kStretch{100};
+  static constexpr std::chrono::milliseconds kAround{1};
   static constexpr std::chrono::milliseconds kSlice{1000};
 
   struct Mail {
@@ -67,14 +72,22 @@ class Server {
     int lost = -1;
     int left = -1;
   };
+  struct Client {
+    int link;
+    std::unique_ptr<Channel> channel;
+    Clock::duration used{};          // with many under way, since it last gave way
+    Clock::time_point not_before{};  // gives way until then
+  };
   struct Desk {  // of one shard's thread
     Desk(const Shard::Settings& settings, Shard::Record record)
         : shard(settings, std::move(record)) {}
 
     Shard shard;
     std::shared_ptr<Poller> poller = std::make_shared<Poller>();
-    std::vector<std::pair<int, std::unique_ptr<Channel>>> channels;  // by link
+    std::vector<Client> clients;
     int last_link = 0;
+    Clock::time_point last_waiting{};  // when a client that waits for its answer was served
+    bool holds_back = false;           // a client that gives way
     Ladder ladder;
     Spread spread;
     std::mutex mutex;  // guards the mail
@@ -89,7 +102,8 @@ class Server {
   void run(Desk& desk);
   bool turn(Desk& desk);
   static void spread(Desk& desk);
-  static bool serve(Shard& shard, int link, Channel& channel);
+  bool serve(Desk& desk, Client& client) const;
+  bool gives_way(Desk& desk, Client& client) const;
   void take_mail(Desk& desk);
   void post(Desk& desk, Mail mail);
   void member_gone(uint32_t worker);

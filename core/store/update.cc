@@ -19,7 +19,7 @@ struct EncodedUpdate {
   uint8_t semiring;
   ReduceOp times;
   uint8_t reserved[4];
-  double numbers[7];
+  double numbers[Update::kNumbers];
 };
 static_assert(sizeof(EncodedUpdate) == Update::kEncodedBytes);
 
@@ -172,20 +172,15 @@ Update Update::decode(std::span<const std::byte> bytes) {
   EncodedUpdate encoded;
   if (bytes.size() != sizeof encoded) throw std::invalid_argument("an update has another length");
   std::memcpy(&encoded, bytes.data(), sizeof encoded);
-  if (static_cast<int>(encoded.kind) >= kUpdateKinds || index(encoded.times) >= kReduceOpCount)
+  return of(encoded.kind, encoded.nesterov != 0, encoded.semiring != 0, encoded.times,
+            encoded.numbers);
+}
+
+Update Update::of(UpdateKind kind, bool nesterov, bool semiring, ReduceOp times,
+                  std::span<const double, kNumbers> n) {
+  if (static_cast<int>(kind) >= kUpdateKinds || !is_reduce_op(index(times)))
     throw std::invalid_argument("there is no such update");
-  const auto& n = encoded.numbers;
-  return {encoded.kind,
-          encoded.nesterov != 0,
-          encoded.semiring != 0,
-          encoded.times,
-          n[0],
-          n[1],
-          n[2],
-          n[3],
-          n[4],
-          n[5],
-          n[6]};
+  return {kind, nesterov, semiring, times, n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }
 
 Update Update::changed_by(const Update& change) const {

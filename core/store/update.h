@@ -66,6 +66,10 @@ struct Update {
   std::vector<std::byte> encode() const;
   // Raises std::invalid_argument.
   static Update decode(std::span<const std::byte> bytes);
+  static constexpr size_t kNumbers = 7;
+  // Its numbers in the order above. Raises std::invalid_argument for codes that do not exist.
+  static Update of(UpdateKind kind, bool nesterov, bool semiring, ReduceOp times,
+                   std::span<const double, kNumbers> numbers);
   // With the numbers of `change` that are numbers (not NaN).
   Update changed_by(const Update& change) const;
 };
