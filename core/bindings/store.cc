@@ -45,26 +45,6 @@ Gradient gradient(const TableSpec& spec, const std::vector<uintptr_t>& addresses
   return made;
 }
 
-// 0 when it is done and was not refused, else the call, to be waited for; its arrays are kept then.
-template <class Begin>
-uint64_t run(Endpoint& endpoint, double seconds, Kept& kept, nb::handle arrays, Begin begin) {
-  uint64_t call = 0;
-  bool done = false;
-  {
-    const nb::gil_scoped_release released;
-    call = begin();
-    try {
-      done =
-          call == 0 || (seconds >= 0 && endpoint.wait(call, after(Clock::now(), seconds)) &&
-                        !endpoint.look([&](const Client& client) { return client.refused(call); }));
-    } catch (const Error&) {
-      // Whoever finishes the call hears of it.
-    }
-  }
-  if (!done && !arrays.is_none()) keep_until_done(kept, call, arrays);
-  return done ? 0 : call;
-}
-
 uint64_t push(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addresses,
               uintptr_t scale, bool piece, bool asked, bool copy, bool reject_nan, Kept kept,
               nb::object arrays) {
@@ -118,16 +98,41 @@ void bind_specs(nb::module_& module) {
           "__init__",
           [](TableSpec* self, int dtype, uint64_t count, const Update& update, int staleness,
              bool mean, bool deterministic, bool continues) {
-            new (self) TableSpec{static_cast<Dtype>(dtype),
-                                 mean,
-                                 deterministic,
-                                 continues,
-                                 staleness,
-                                 count,
-                                 update};
+            TableSpec spec;
+            spec.dtype = spec.wire = static_cast<Dtype>(dtype);
+            spec.mean = mean;
+            spec.deterministic = deterministic;
+            spec.continues = continues;
+            spec.staleness = staleness;
+            spec.count = count;
+            spec.update = update;
+            new (self) TableSpec(spec);
           },
           nb::arg("dtype"), nb::arg("count"), nb::arg("update"), nb::arg("staleness"),
           nb::arg("mean") = false, nb::arg("deterministic") = false, nb::arg("continues") = false)
+      .def(
+          "with_rows",
+          [](const TableSpec& self, int wire, int initial, double a, double b, uint64_t seed,
+             uint32_t admit, uint64_t expire_after, uint32_t slots) {
+            TableSpec spec = self;
+            spec.sparse = true;
+            spec.wire = static_cast<Dtype>(wire);
+            spec.initial = {static_cast<Initial::Kind>(initial), a, b, seed};
+            spec.admit = admit;
+            spec.expire_after = expire_after;
+            spec.slots = slots;
+            return spec;
+          },
+          nb::arg("wire"), nb::arg("initial"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
+          nb::arg("admit") = 1, nb::arg("expire_after") = 0, nb::arg("slots") = kSlots)
+      .def_prop_ro(
+          "layout",
+          [](const TableSpec& self) {
+            const RowLayout layout = self.layout();
+            return nb::make_tuple(layout.value_bytes, layout.states, layout.step_at,
+                                  layout.touched_at, layout.bytes);
+          },
+          nb::sig("def layout(self) -> tuple[int, int, int, int, int]"))
       .def("describe", &TableSpec::describe);
 }
 
@@ -302,6 +307,7 @@ void bind_endpoint(nb::module_& module) {
   bind_calls(endpoint);
   bind_questions(endpoint);
   bind_state(endpoint);
+  bind_rows(endpoint, module);
 }
 
 void bind_server(nb::module_& module) {

@@ -6,7 +6,8 @@
 
 #include <vector>
 
-#include "store/client.h"
+#include "bindings.h"
+#include "store/endpoint.h"
 
 namespace commute::bindings {
 
@@ -37,5 +38,27 @@ inline nanobind::tuple as_tuple(const Client::Outcome& outcome) {
   return nanobind::make_tuple(static_cast<int>(outcome.code), outcome.about, outcome.why,
                               as_bytes(outcome.answers));
 }
+
+// 0 when it is done and was not refused, else the call, to be waited for; its arrays are kept then.
+template <class Begin>
+uint64_t run(Endpoint& endpoint, double seconds, Kept& kept, nanobind::handle arrays, Begin begin) {
+  uint64_t call = 0;
+  bool done = false;
+  {
+    const nanobind::gil_scoped_release released;
+    call = begin();
+    try {
+      done =
+          call == 0 || (seconds >= 0 && endpoint.wait(call, after(Clock::now(), seconds)) &&
+                        !endpoint.look([&](const Client& client) { return client.refused(call); }));
+    } catch (const Error&) {
+      // Whoever finishes the call hears of it.
+    }
+  }
+  if (!done && !arrays.is_none()) keep_until_done(kept, call, arrays);
+  return done ? 0 : call;
+}
+
+void bind_rows(nanobind::class_<Endpoint>& endpoint, nanobind::module_& module);
 
 }  // namespace commute::bindings

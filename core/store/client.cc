@@ -8,6 +8,7 @@
 #include "copy.h"
 #include "store/encoding.h"
 #include "store/query.h"
+#include "store/wire.h"
 
 namespace commute {
 namespace {
@@ -18,7 +19,8 @@ constexpr size_t kStreamBytes = 4 << 20;
 
 bool changes_something(StoreKind kind) {
   return kind == StoreKind::kPush || kind == StoreKind::kTick || kind == StoreKind::kSet ||
-         kind == StoreKind::kLeave;
+         kind == StoreKind::kLeave || kind == StoreKind::kDrop || kind == StoreKind::kReset ||
+         kind == StoreKind::kLoad;
 }
 
 Client::Owner owned(std::vector<std::byte> bytes) {
@@ -56,6 +58,11 @@ uint64_t Client::declare(const std::string& name, const TableSpec& whole, Bytes 
   Table& table = tables_[entry.table];
   table.spec = whole;
   table.parts.clear();
+  for (uint32_t shard = 0; whole.sparse && shard < settings_.shards; ++shard) {
+    table.parts.emplace_back();
+    table.parts.back().slot = kEverySlot;
+    table.parts.back().shard = int(shard);
+  }
   for (uint64_t i = 0; i < entry.slots.size(); ++i) {
     Part part;
     part.slot = entry.slots[i];
@@ -76,7 +83,8 @@ uint64_t Client::declare(const std::string& name, const TableSpec& whole, Bytes 
   for (uint32_t i = 0; i < table.parts.size(); ++i) {
     const Part& part = table.parts[i];
     TableSpec spec = whole;
-    spec.count = part.bytes / item;
+    if (!whole.sparse) spec.count = part.bytes / item;
+    spec.slots = whole.sparse ? settings_.slots : 0;
     std::vector<std::byte> bytes = spec.encode();
     const Bytes value = first.size() > item ? first.subspan(part.first, part.bytes) : first;
     if (maker) put_bytes(bytes, value.data(), value.size());
@@ -89,7 +97,7 @@ uint64_t Client::declare(const std::string& name, const TableSpec& whole, Bytes 
 
 uint64_t Client::push(uint32_t id, Bytes gradient, Owner owner, bool piece, bool asked_about) {
   Table& table = tables_.at(id);
-  StoreHeader header = change(table, StoreKind::kPush);
+  StoreHeader header;
   header.flags = piece ? kStorePiece : 0;
   header.clock = table.clock + 1;
   if (!piece) ++table.clock;
@@ -102,7 +110,7 @@ uint64_t Client::push(uint32_t id, Bytes gradient, Owner owner, bool piece, bool
 
 uint64_t Client::push_pull(uint32_t id, Bytes gradient, Owner owner, std::byte* out) {
   Table& table = tables_.at(id);
-  StoreHeader header = change(table, StoreKind::kPush);
+  StoreHeader header;
   header.flags = kStoreWants;
   header.clock = ++table.clock;
   table.pushed = true;
@@ -123,7 +131,6 @@ uint64_t Client::pull(uint32_t id, std::byte* out, bool fresh) {
   StoreHeader header;
   header.kind = StoreKind::kPull;
   header.clock = table.clock;
-  header.slowest = table.number;
   send_parts(call, id, header, {}, nullptr);
   return call;
 }
@@ -136,18 +143,54 @@ uint64_t Client::ask(uint32_t id, uint8_t flags, uint64_t k) {
   header.flags = flags;
   header.version = k;
   header.clock = table.clock;
-  header.slowest = table.number;
   send_parts(call, id, header, {}, nullptr);
   return call;
 }
 
 uint64_t Client::set(uint32_t id, const Update& update) {
-  Table& table = tables_.at(id);
-  StoreHeader header = change(table, StoreKind::kSet);
+  const Table& table = tables_.at(id);
+  StoreHeader header;
+  header.kind = StoreKind::kSet;
   header.clock = table.clock;
   const uint64_t call = begin(table.parts.size());
   const Owner numbers = owned(update.encode());
   send_parts(call, id, header, Bytes(*numbers), numbers, true);
+  return call;
+}
+
+uint64_t Client::reset(uint32_t id, uint64_t clock) {
+  Table& table = tables_.at(id);
+  StoreHeader header;
+  header.kind = StoreKind::kReset;
+  header.clock = table.clock;
+  std::vector<std::byte> bytes;
+  put(bytes, clock);
+  const Owner payload = owned(std::move(bytes));
+  const uint64_t call = begin(table.parts.size());
+  send_parts(call, id, header, Bytes(*payload), payload, true);
+  return call;
+}
+
+void Client::begin_at(uint32_t id, uint64_t clock) {
+  Table& table = tables_.at(id);
+  table.clock = clock;
+  table.pushed = table.building = false;
+  table.cache.clear();
+  for (Part& part : table.parts) part.slowest = part.guaranteed = clock;
+}
+
+uint64_t Client::load(uint32_t id, uint32_t index, std::vector<std::byte> saved) {
+  Table& table = tables_.at(id);
+  Part& part = table.parts.at(index);
+  StoreHeader header;
+  header.kind = StoreKind::kLoad;
+  header.table = id;
+  header.slot = part.slot;
+  header.clock = table.clock;
+  put_number(header, ++last_number_, part);
+  const Owner payload = owned(std::move(saved));
+  const uint64_t call = begin(1);
+  send(part.shard, {header, Bytes(*payload), payload, call, index});
   return call;
 }
 
@@ -185,18 +228,10 @@ void Client::tick(uint32_t id) {
 void Client::catch_up(uint32_t id, uint64_t clock) {
   Table& table = tables_.at(id);
   table.clock = std::max(table.clock, clock);
-  StoreHeader header = change(table, StoreKind::kTick);
+  StoreHeader header;
+  header.kind = StoreKind::kTick;
   header.clock = table.clock;
   send_parts(begin(table.parts.size(), nullptr, false), id, header, {}, nullptr);
-}
-
-// The header of something that changes the table, with its number and what it comes after.
-StoreHeader Client::change(Table& table, StoreKind kind) {
-  StoreHeader header;
-  header.kind = kind;
-  header.number = ++last_number_;
-  header.slowest = std::exchange(table.number, header.number);
-  return header;
 }
 
 // --- questions ---
@@ -224,6 +259,13 @@ std::vector<int> Client::shards_of(uint32_t id) const {
   return shards;
 }
 
+std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> Client::parts_of(uint32_t id) const {
+  std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> parts;
+  for (const Part& part : tables_.at(id).parts)
+    parts.emplace_back(part.slot, part.first, part.bytes);
+  return parts;
+}
+
 bool Client::idle() const {
   return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) {
     return std::all_of(line.kept.begin(), line.kept.end(),
@@ -232,7 +274,8 @@ bool Client::idle() const {
 }
 
 bool Client::cached(const Table& table) const {
-  if (table.cache.size() != table.spec.bytes() || table.spec.staleness <= 0) return false;
+  if (table.spec.sparse || table.spec.staleness <= 0) return false;
+  if (table.cache.size() != table.spec.bytes()) return false;
   if (settings_.planted == Planted::kStaleCache) return true;
   return std::all_of(table.parts.begin(), table.parts.end(), [&](const Part& part) {
     return part.guaranteed + uint64_t(table.spec.staleness) >= table.clock;
@@ -252,6 +295,7 @@ void Client::on_message(int shard, const StoreHeader& answer, Bytes payload) {
     part.slowest = std::max(part.slowest, answer.slowest);
   }
   if (answer.kind == StoreKind::kLater) return put_off(line, at);
+  if (answer.kind == StoreKind::kUnknown) return send_keys(line, at);
   if (answer.kind == StoreKind::kCommitted && (kept.header.flags & kStoreWants)) {
     changes_ -= !std::exchange(kept.committed, true);
     return;
@@ -296,10 +340,14 @@ void Client::finish(Line& line, Kept& kept) {
 void Client::take_value(const Kept& kept, const StoreHeader& answer, Bytes payload, Call& call) {
   Table& table = tables_.at(kept.header.table);
   Part& part = table.parts[kept.part];
-  if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreSummary)) {
+  if (kept.order) {
+    take_rows(kept, table.spec, payload, call.out);
+  } else if (kept.header.kind == StoreKind::kPull &&
+             (kept.header.flags & (kStoreSummary | kStoreItems))) {
     put_bytes(call.outcome.answers, payload.data(), payload.size());
   } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreTop)) {
-    const uint64_t first = part.first / item_bytes(table.spec.dtype);
+    // Of rows it is the key.
+    const uint64_t first = table.spec.sparse ? 0 : part.first / item_bytes(table.spec.dtype);
     while (!payload.empty()) {
       auto ranked = take<Ranked>(payload);
       ranked.index += first;
@@ -316,6 +364,16 @@ void Client::take_value(const Kept& kept, const StoreHeader& answer, Bytes paylo
     std::memcpy(table.cache.data() + part.first, payload.data(), payload.size());
     part.guaranteed = std::max(part.guaranteed, answer.slowest);
   }
+}
+
+void Client::take_rows(const Kept& kept, const TableSpec& spec, Bytes payload, std::byte* out) {
+  if (payload.size() != kept.rows * spec.wire_bytes()) return;
+  std::vector<std::byte> wide;
+  if (spec.wire != spec.dtype) {
+    wide = widened(spec.wire, payload);
+    payload = wide;
+  }
+  scatter_rows(*kept.order, spec.bytes(), kept.first, kept.rows, payload.data(), out);
 }
 
 // A worker that comes back goes on from where its last life ended. Where that life's last push had
@@ -379,14 +437,21 @@ uint64_t Client::begin(size_t answers, std::byte* out, bool asked_about) {
 
 void Client::send_parts(uint64_t call, uint32_t id, StoreHeader header, Bytes payload, Owner owner,
                         bool same) {
-  const Table& table = tables_.at(id);
+  Table& table = tables_.at(id);
   header.table = id;
+  const uint64_t number = changes_something(header.kind) ? ++last_number_ : 0;
   for (uint32_t i = 0; i < table.parts.size(); ++i) {
-    const Part& part = table.parts[i];
+    Part& part = table.parts[i];
     header.slot = part.slot;
+    put_number(header, number, part);
     const Bytes piece = payload.empty() || same ? payload : payload.subspan(part.first, part.bytes);
     send(part.shard, {header, piece, owner, call, i});
   }
+}
+
+void Client::put_number(StoreHeader& header, uint64_t number, Part& part) const {
+  header.number = number;
+  header.slowest = number == 0 ? part.number : std::exchange(part.number, number);
 }
 
 void Client::send(int shard, Kept kept) {

@@ -17,12 +17,17 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "store/keys.h"
 #include "store/message.h"
 #include "store/planted.h"
 #include "store/slot.h"
@@ -36,6 +41,7 @@ class Client {
     uint32_t incarnation = 1;
     uint32_t shards = 1;
     Planted planted = Planted::kNone;
+    uint32_t slots = kSlots;  // of the whole store
   };
   // What a call came to, besides being done.
   struct Outcome {
@@ -45,6 +51,7 @@ class Client {
     std::vector<std::byte> answers;  // of a question: of each part, in no order
   };
   using Owner = std::shared_ptr<const std::vector<std::byte>>;
+  using Order = std::shared_ptr<const KeyOrder>;
 
   explicit Client(Settings settings);
 
@@ -63,6 +70,32 @@ class Client {
   uint64_t push_pull(uint32_t table, Bytes gradient, Owner owner, std::byte* out);
   // `fresh`: not from the cache. Returns 0 when `out` is there already.
   uint64_t pull(uint32_t table, std::byte* out, bool fresh = false);
+  // Of a sparse table. `given` is as long as the keys were that the order was made of, and is
+  // read before this returns; `out` is null, or as long, and written until the call is done. With
+  // `remember` the shards keep the lists of keys, and the next call with this order needs to send
+  // none. `move` is called after each message, as what is queued can be on its way meanwhile.
+  struct RowCall {
+    Order order;
+    const std::byte* given = nullptr;
+    std::byte* out = nullptr;
+    bool piece = false;
+    bool remember = false;
+    bool asked_about = true;
+  };
+  Order order_of(std::span<const uint64_t> keys) const;
+  uint64_t push_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
+  uint64_t pull_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
+  uint64_t drop_rows(uint32_t table, const RowCall& call);
+  // What is saved, of one part: rows with their state, from this hash on, as many as fit an answer;
+  // of a dense part its array number `from`.
+  uint64_t items(uint32_t table, uint32_t part, uint64_t from);
+  // The other way, after `reset`, which one member calls for all: no rows, and everybody's clock;
+  // all call `begin_at`.
+  uint64_t reset(uint32_t table, uint64_t clock);
+  void begin_at(uint32_t table, uint64_t clock);
+  uint64_t load(uint32_t table, uint32_t part, std::vector<std::byte> saved);
+  uint64_t load_rows(uint32_t table, const RowCall& call);
+
   // `flags`: kStoreSummary or kStoreTop.
   uint64_t ask(uint32_t table, uint8_t flags, uint64_t k);
   uint64_t set(uint32_t table, const Update& update);
@@ -98,6 +131,8 @@ class Client {
   bool quiet() const { return calls_.empty(); }   // and nothing for an answer
   const TableSpec& spec(uint32_t table) const { return tables_.at(table).spec; }
   std::vector<int> shards_of(uint32_t table) const;  // of each part
+  // Of each part: its slot, its first byte in the table, and how many.
+  std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> parts_of(uint32_t table) const;
   uint64_t clock(uint32_t table) const { return tables_.at(table).clock; }
   uint64_t cache_hits(uint32_t table) const { return tables_.at(table).cache_hits; }
   size_t kept_bytes() const { return kept_bytes_; }
@@ -112,12 +147,13 @@ class Client {
     uint64_t slowest = 0;     // known of
     uint64_t guaranteed = 0;  // the cache's
     uint64_t found = 0;       // the clock that the shard knew of
+    uint64_t number = 0;      // of the last message that changed something
+    std::set<Digest> known;   // lists of keys that the shard was asked to remember
   };
   struct Table {
     TableSpec spec;
     std::vector<Part> parts;
     uint64_t clock = 0;
-    uint64_t number = 0;           // of the last message that changed something
     bool pushed = false;           // since the last tick
     bool building = false;         // there are pieces of the next contribution
     std::vector<std::byte> cache;  // the last whole answer
@@ -133,6 +169,9 @@ class Client {
     uint32_t part = 0;
     State state = State::kWaiting;
     bool committed = false;  // a push that still waits for a value
+    Order order = nullptr;   // of rows: which of them
+    uint32_t first = 0;
+    uint32_t rows = 0;
   };
   struct Line {  // to one shard
     std::deque<Kept> kept;
@@ -153,10 +192,17 @@ class Client {
   void send_parts(uint64_t call, uint32_t id, StoreHeader header, Bytes payload, Owner owner,
                   bool same = false);
   void send(int shard, Kept kept);
-  StoreHeader change(Table& table, StoreKind kind);
+  uint64_t send_rows(uint32_t table, StoreHeader header, const RowCall& call,
+                     const std::function<void()>& move);
+  Owner row_payload(Part& part, const TableSpec& spec, const RowCall& call, uint32_t first,
+                    uint32_t rows) const;
+  void send_keys(Line& line, size_t at);
+  // Before a message about this part: its number, if it changes something, and what it comes after.
+  void put_number(StoreHeader& header, uint64_t number, Part& part) const;
   void put_off(Line& line, size_t at);
   void go(const StoreHeader& header);
   void take_value(const Kept& kept, const StoreHeader& answer, Bytes payload, Call& call);
+  static void take_rows(const Kept& kept, const TableSpec& spec, Bytes payload, std::byte* out);
   void take_declared(uint32_t id, Table& table);
   void take_refusal(const Kept& kept, const StoreHeader& answer, Bytes payload, Call& call);
   void finish(Line& line, Kept& kept);

@@ -25,6 +25,12 @@ void put(std::vector<std::byte>& into, const T& value) {
   put_bytes(into, &value, sizeof value);
 }
 
+template <class T>
+void put_all(std::vector<std::byte>& into, const std::vector<T>& values) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  put_bytes(into, values.data(), values.size() * sizeof(T));
+}
+
 inline void put_text(std::vector<std::byte>& into, const std::string& text) {
   put(into, static_cast<uint32_t>(text.size()));
   put_bytes(into, text.data(), text.size());

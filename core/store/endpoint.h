@@ -63,6 +63,9 @@ class Endpoint {
     } after{*this, background};
     return f(client_);
   }
+  // Within `call`: moves what can be moved already.
+  void move() { turn(); }
+  Client::Order order_of(std::span<const uint64_t> keys) const { return client_.order_of(keys); }
   // Without moving anything, also of a store that has failed.
   template <class F>
   auto look(F f) {

@@ -16,11 +16,17 @@
 //             to a clock                            taken, and holds nothing here
 //   pull      the value, please          go         what was put off may be sent again
 //   set       new numbers of the update  refused    and why, as text; `code` for programs
+//   drop      these rows                 unknown    keys that were named by their digest: send them
+//   reset     begin anew at a clock: no
+//             rows, and no round open
+//   load      a part's array, or rows
+//             with their state, as saved
 //   leave     no contribution to the store any more
 //   who       holds up the round         behind     every member's clock
 //
-// All but `table` and `leave` are about one part, which is one table in one slot: that is the
-// atomic unit, and the messages of a worker about it are taken in the order of its calls. What
+// All but `table` and `leave` are about one part: of a dense table what lies in one slot, of a
+// sparse one its rows on one shard. The messages of a worker about it are taken in the order of its
+// calls; the atomic unit is a push in a slot. What
 // changes something is numbered. An answer carries back the `call` of its question, which is the
 // client's own.
 #pragma once
@@ -40,6 +46,9 @@ enum class StoreKind : uint8_t {
   kSet = 5,
   kLeave = 6,
   kWho = 7,
+  kDrop = 8,
+  kReset = 9,
+  kLoad = 10,
   kPlaced = 16,
   kDeclared = 17,
   kCommitted = 18,
@@ -48,15 +57,20 @@ enum class StoreKind : uint8_t {
   kLater = 21,
   kGo = 22,
   kBehind = 23,
+  kUnknown = 24,
 };
 
 // Flags.
-constexpr uint8_t kStorePiece = 1;       // push: a piece of the contribution being built
-constexpr uint8_t kStoreWants = 2;       // push: answer with the value, as to a pull after it
-constexpr uint8_t kStoreMaker = 4;       // declare: the first value is in the payload
-constexpr uint8_t kStoreSummary = 8;     // pull: sum, squares and so on instead of the value
-constexpr uint8_t kStoreTop = 16;        // pull: the `version` elements of largest magnitude
-constexpr uint8_t kStoreOneOfMany = 32;  // the sender has others under way, or about to be
+constexpr uint8_t kStorePiece = 1;    // push: a piece of the contribution being built
+constexpr uint8_t kStoreWants = 2;    // push: answer with the value, as to a pull after it
+constexpr uint8_t kStoreMaker = 4;    // declare: the first value is in the payload
+constexpr uint8_t kStoreSummary = 8;  // pull: sum, squares and so on instead of the value
+constexpr uint8_t kStoreTop = 16;     // pull: the `version` elements of largest magnitude
+constexpr uint8_t kStoreItems = 32;   // pull: what is saved: rows with their state from the hash
+                                      // `version` on, or the dense part's array number `version`
+constexpr uint8_t kStoreAsks = kStoreSummary | kStoreTop | kStoreItems;
+constexpr uint8_t kStoreFollowed = 64;    // push: other rows of this contribution follow
+constexpr uint8_t kStoreOneOfMany = 128;  // the sender has others under way, or about to be
 
 // Why something was refused.
 enum class Refused : uint16_t {
@@ -86,6 +100,7 @@ struct StoreHeader {
 };
 static_assert(sizeof(StoreHeader) == 72, "the header is 72 bytes on the wire");
 
+constexpr uint32_t kEverySlot = ~uint32_t{0};  // of the shard: the part of a sparse table
 constexpr size_t kPartBytesMax = 1 << 20;
 constexpr size_t kPayloadMax = kPartBytesMax + 4096;
 

@@ -9,26 +9,14 @@
 #include "kernels.h"
 #include "store/encoding.h"
 #include "store/query.h"
+#include "store/row_query.h"
+#include "store/wire.h"
 
 namespace commute {
 namespace {
 
-// Whether contributions must be combined in rank order.
-bool in_order(const TableSpec& spec) {
-  return spec.deterministic || spec.update.kind == UpdateKind::kAssign;
-}
-
-// Adds to `sum`, of which the first is a copy.
-void add(const TableSpec& spec, std::vector<std::byte>& sum, bool first, Bytes more) {
-  if (first || spec.update.kind == UpdateKind::kAssign)
-    sum.assign(more.begin(), more.end());
-  else
-    kernels().reduce_for(spec.dtype, spec.update.combines_by())(sum.data(), sum.data(), more.data(),
-                                                                spec.count);
-}
-
 bool is_known(StoreKind kind) {
-  return kind <= StoreKind::kWho;
+  return kind <= StoreKind::kLoad;
 }
 
 }  // namespace
@@ -62,15 +50,27 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
                       " itself has left, or was taken for lost, and the others went on without it",
                   header.worker);
   if (desk.lost >= 0) return refuse_lost(link, header, desk);
-  switch (header.kind) {
-    case StoreKind::kPush:
-      return push(link, header, payload, desk);
-    case StoreKind::kTick:
-      return tick(link, header, desk);
-    case StoreKind::kPull:
-      return pull(link, header, desk);
-    default:
-      return set(link, header, payload, desk);
+  try {
+    switch (header.kind) {
+      case StoreKind::kPush:
+        if (desk.rows) return push_rows(link, header, payload, desk);
+        return push(link, header, {true, payload, {}, nullptr}, nullptr, desk);
+      case StoreKind::kTick:
+        return tick(link, header, desk);
+      case StoreKind::kPull:
+        if (desk.rows) return pull_rows(link, header, payload, desk);
+        return pull(link, header, nullptr, desk);
+      case StoreKind::kDrop:
+        return drop(link, header, payload, desk);
+      case StoreKind::kReset:
+        return reset(link, header, payload, desk);
+      case StoreKind::kLoad:
+        return load(link, header, payload, desk);
+      default:
+        return set(link, header, payload, desk);
+    }
+  } catch (const std::invalid_argument& error) {
+    return refuse(link, header, Refused::kProtocol, error.what());
   }
 }
 
@@ -125,7 +125,7 @@ void Shard::on_left(uint32_t worker) {
 void Shard::gone(Desk& desk, uint32_t worker) {
   Standing& standing = desk.workers[worker];
   standing.gone = true;
-  standing.building = false;
+  standing.pieces.clear();
   progress(desk);
 }
 
@@ -136,13 +136,13 @@ void Shard::declare_table(int link, const StoreHeader& header, Bytes payload) {
   if (settings_.index != 0)
     return refuse(link, header, Refused::kProtocol, "the first shard keeps the directory");
   TableEntry entry = new_entry(header, payload);
-  const auto& known = slots_[0].directory();
+  const auto& known = slot(0).directory();
   const auto found = known.find(entry.name);
   if (found == known.end()) {
     const auto encoded = entry.encode();
-    const SlotOp op{OpKind::kTable, 0, {}, encoded};
+    const SlotOp op{OpKind::kTable, 0, {}, {}, encoded};
     if (record_) record_(0, op);
-    slots_[0].apply(op);
+    slot(0).apply(op);
   } else if (found->second.declaration != entry.declaration) {
     const std::string text = "rank " + std::to_string(found->second.maker) + " declared " +
                              found->second.declaration + ", rank " + std::to_string(header.worker) +
@@ -161,12 +161,13 @@ TableEntry Shard::new_entry(const StoreHeader& header, Bytes payload) const {
   entry.declaration = take_text(payload);
   if (spec.count > std::numeric_limits<uint64_t>::max() / 16)
     throw std::invalid_argument("the table is too large");
-  entry.bytes = spec.bytes();
+  entry.bytes = spec.sparse ? 0 : spec.bytes();
   entry.maker = header.worker;
   const auto found = slots_.find(0);
   static const std::map<std::string, TableEntry> kNone;
   const auto& known = found == slots_.end() ? kNone : found->second.directory();
   entry.table = static_cast<uint32_t>(known.size());
+  if (spec.sparse) return entry;  // it is in every slot
   entry.chunk_bytes = chunk_bytes_for(entry.bytes, settings_.slots);
   if (entry.chunk_bytes == 0) {
     const uint64_t most = uint64_t{settings_.slots} * kPartBytesMax;
@@ -199,19 +200,33 @@ void Shard::declare(int link, const StoreHeader& header, Bytes payload) {
 }
 
 void Shard::create(const StoreHeader& header, Bytes payload) {
-  if (header.slot >= settings_.slots || header.slot % settings_.shards != settings_.index)
-    throw std::invalid_argument("this shard does not hold the slot");
   Bytes rest = payload;
-  if (TableSpec::decode(rest).bytes() > kPartBytesMax)
-    throw std::invalid_argument("the part is too large");
-  const SlotOp op{OpKind::kCreate, header.table, {}, payload};
-  slots_[header.slot].apply(op);
-  if (record_) record_(header.slot, op);
+  const TableSpec spec = TableSpec::decode(rest);
+  const SlotOp op{OpKind::kCreate, header.table, {}, {}, payload};
   Desk desk;
   desk.store = header.number;
   desk.slot = header.slot;
   desk.table = header.table;
-  desk.part = slots_[header.slot].part(header.table);
+  if (spec.sparse) {
+    if (header.slot != kEverySlot || spec.slots != settings_.slots)
+      throw std::invalid_argument("a sparse table is in every slot");
+    std::vector<Slot*> slots;
+    for (uint32_t at = settings_.index; at < settings_.slots; at += settings_.shards) {
+      if (record_) record_(at, op);
+      slots.push_back(&slot(at));
+      slots.back()->apply(op);
+    }
+    desk.rows = std::make_unique<RowDesk>(std::move(slots), settings_.index, settings_.shards,
+                                          header.table);
+    desk.part = desk.rows->parts().front();
+  } else {
+    if (header.slot >= settings_.slots || header.slot % settings_.shards != settings_.index)
+      throw std::invalid_argument("this shard does not hold the slot");
+    if (spec.bytes() > kPartBytesMax) throw std::invalid_argument("the part is too large");
+    slot(header.slot).apply(op);
+    if (record_) record_(header.slot, op);
+    desk.part = slot(header.slot).part(header.table);
+  }
   desk.workers.resize(settings_.workers);
   for (const auto& [worker, loss] : lost_) {
     desk.workers[worker].gone = true;
@@ -222,13 +237,17 @@ void Shard::create(const StoreHeader& header, Bytes payload) {
   desks_.emplace(key_of(header), std::move(desk));
 }
 
+Slot& Shard::slot(uint32_t number) {
+  return slots_.try_emplace(number, pages_).first->second;
+}
+
 // A worker that comes back has a clock here; what its last life had begun to build is forgotten.
 void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
   Standing& standing = desk.workers[header.worker];
   if (standing.incarnation < header.incarnation) {
     standing.incarnation = header.incarnation;
     standing.number = 0;
-    standing.building = false;
+    standing.pieces.clear();
     standing.gone = left_.contains({desk.store, header.worker});
   }
   standing.declared = true;
@@ -237,33 +256,57 @@ void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
   queue(link, reply);
 }
 
-void Shard::push(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+void Shard::push(int link, const StoreHeader& header, const Contribution& given,
+                 std::shared_ptr<KeyList> list, Desk& desk) {
   Standing& standing = desk.workers[header.worker];
   const TableSpec& spec = desk.spec();
-  if (payload.size() != spec.bytes())
+  const size_t expected = spec.bytes() * (spec.sparse ? given.keys.size() : 1);
+  if (given.payload.size() != expected)
     return refuse(link, header, Refused::kProtocol,
-                  "expected " + std::to_string(spec.bytes()) + " bytes, got " +
-                      std::to_string(payload.size()));
+                  "expected " + std::to_string(expected) + " bytes, got " +
+                      std::to_string(given.payload.size()));
   if (is_news(header, standing)) {
     if (!its_turn(header, standing) || header.clock > bound(desk))
       return put_off(link, header, desk);
     standing.number = header.number;
     ++pushes_;
-    const bool piece = header.flags & kStorePiece;
-    if (piece || standing.building) {
-      add(spec, standing.pieces, !std::exchange(standing.building, true), payload);
-      payload = standing.pieces;
-    }
-    if (!piece) {
-      standing.building = false;
-      contribute({header.worker, header.incarnation, header.number, header.clock}, payload, desk);
-    }
+    take(header, given, desk, standing);
   }
   if (header.flags & kStoreWants) {
-    pull(link, header, desk);
+    pull(link, header, std::move(list), desk);
     if (desk.pulls.empty() || desk.pulls.back().header.call != header.call) return;  // answered
   }
   queue(link, answer(header, StoreKind::kCommitted, desk));
+}
+
+// Pieces wait until what they belong to is complete. A part that is followed by others, of other
+// rows, does not wait: the atomic unit is the slot.
+void Shard::take(const StoreHeader& header, const Contribution& given, Desk& desk,
+                 Standing& standing) {
+  const Author author{header.worker, header.incarnation, header.number, header.clock};
+  const bool followed = header.flags & kStoreFollowed;
+  if (!(header.flags & kStorePiece) && standing.pieces.empty())
+    return contribute(author, given, !followed, desk);
+  standing.pieces.add(desk.spec(), given);
+  if (followed || (header.flags & kStorePiece)) return;
+  complete(author, desk, standing);
+}
+
+void Shard::complete(const Author& author, Desk& desk, Standing& standing) {
+  Pile pieces = std::exchange(standing.pieces, {});
+  contribute(author, pieces.all(desk.spec()), true, desk);
+}
+
+void Shard::push_rows(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  const auto list = desk.rows->keys_of(header.worker, payload);
+  if (!list) return queue(link, answer(header, StoreKind::kUnknown, desk));
+  const TableSpec& spec = desk.spec();
+  std::vector<std::byte> wide;
+  if (spec.wire != spec.dtype) {
+    wide = widened(spec.wire, payload);
+    payload = wide;
+  }
+  push(link, header, {true, payload, list->keys, desk.rows->places_of(*list)}, list, desk);
 }
 
 // Counts empty contributions up to the clock it names; what is being built becomes the first.
@@ -273,30 +316,78 @@ void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
     if (!its_turn(header, standing)) return put_off(link, header, desk);
     standing.number = header.number;
     while (standing.clock < header.clock && settings_.planted != Planted::kLostTick) {
-      const Bytes pieces = standing.building ? Bytes(standing.pieces) : Bytes();
-      standing.building = false;
-      contribute({header.worker, header.incarnation, header.number, standing.clock + 1}, pieces,
-                 desk);
+      const Author author{header.worker, header.incarnation, header.number, standing.clock + 1};
+      if (standing.pieces.empty())
+        contribute(author, {}, true, desk);
+      else
+        complete(author, desk, standing);
     }
   }
   queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
-void Shard::pull(int link, const StoreHeader& header, Desk& desk) {
+void Shard::pull(int link, const StoreHeader& header, std::shared_ptr<KeyList> list, Desk& desk) {
   if (!its_turn(header, desk.workers[header.worker])) return put_off(link, header, desk);
-  desk.pulls.push_back({link, header});
+  desk.pulls.push_back({link, header, std::move(list)});
   answer_pulls(desk);
 }
 
+void Shard::pull_rows(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  if (header.flags & (kStoreSummary | kStoreTop | kStoreItems))
+    return pull(link, header, nullptr, desk);
+  auto list = desk.rows->keys_of(header.worker, payload);
+  if (!list) return queue(link, answer(header, StoreKind::kUnknown, desk));
+  if (list->keys.size() * desk.spec().wire_bytes() > kPayloadMax)
+    throw std::invalid_argument("more rows than an answer can hold");
+  pull(link, header, std::move(list), desk);
+}
+
 void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
   if (payload.size() != Update::kEncodedBytes)
     return refuse(link, header, Refused::kProtocol, "an update has another length");
+  change(link, header, OpKind::kSet, {{payload.begin(), payload.end()}, nullptr}, desk);
+}
+
+void Shard::drop(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  if (!desk.rows) return refuse(link, header, Refused::kProtocol, "the table has no rows");
+  auto list = desk.rows->keys_of(header.worker, payload);
+  if (!list) return queue(link, answer(header, StoreKind::kUnknown, desk));
+  change(link, header, OpKind::kDrop, {{}, std::move(list)}, desk);
+}
+
+// All members call it, at equal clocks and with nothing under way; one of them sends it.
+void Shard::reset(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  Bytes rest = payload;
+  const auto clock = commute::take<uint64_t>(rest);
+  const bool news = is_news(header, desk.workers[header.worker]);
+  change(link, header, OpKind::kReset, {{payload.begin(), payload.end()}, nullptr}, desk);
+  if (!news || desk.workers[header.worker].number != header.number) return;
+  for (Standing& standing : desk.workers) standing.clock = clock;
+  desk.closed = clock;
+}
+
+void Shard::load(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
+  Change with;
+  if (desk.rows) {
+    with.list = desk.rows->keys_of(header.worker, payload);
+    if (!with.list) return queue(link, answer(header, StoreKind::kUnknown, desk));
+    if (payload.size() != with.list->keys.size() * desk.spec().layout().bytes)
+      throw std::invalid_argument("saved rows have another length");
+  } else if (payload.size() != sizeof(SavedArray) + desk.part->value.size()) {
+    throw std::invalid_argument("a saved array has another length");
+  }
+  with.bytes.assign(payload.begin(), payload.end());
+  change(link, header, OpKind::kLoad, std::move(with), desk);
+}
+
+// What is not a contribution takes effect after the caller's last round.
+void Shard::change(int link, const StoreHeader& header, OpKind kind, Change with, Desk& desk) {
+  Standing& standing = desk.workers[header.worker];
   if (is_news(header, standing)) {
     if (!its_turn(header, standing)) return put_off(link, header, desk);
     standing.number = header.number;
     const Author author{header.worker, header.incarnation, header.number, 0};
-    desk.settings.push_back({header.clock, author, {payload.begin(), payload.end()}});
+    desk.settings.push_back({header.clock, kind, author, std::move(with)});
     progress(desk);
   }
   queue(link, answer(header, StoreKind::kCommitted, desk));
@@ -338,213 +429,6 @@ void Shard::put_off(int link, const StoreHeader& header, Desk& desk) {
   desk.workers[header.worker].eager = link;
   queue(link, answer(header, StoreKind::kLater, desk));
   say_go(desk);  // what it comes after may have been told to come already
-}
-
-// --- contributions ---
-
-void Shard::contribute(const Author& author, Bytes payload, Desk& desk) {
-  const TableSpec& spec = desk.spec();
-  Standing& standing = desk.workers[author.worker];
-  standing.clock = std::max(standing.clock, author.clock);
-  if (!spec.in_step()) {
-    apply(desk, {OpKind::kContribute, desk.table, {author}, payload});
-  } else if (!payload.empty()) {
-    standing.in_round = true;
-    if (in_order(spec))
-      standing.data.assign(payload.begin(), payload.end());
-    else if (!desk.has_sum && slowest(desk) > desk.closed)
-      desk.only = payload;  // the round is complete: nobody has to keep it
-    else
-      add(spec, desk.sum, !std::exchange(desk.has_sum, true), payload);
-  }
-  progress(desk);
-  desk.only = {};
-}
-
-void Shard::progress(Desk& desk) {
-  answer_pulls(desk);
-  while (change_settings(desk) || (desk.spec().in_step() && close_round(desk))) answer_pulls(desk);
-  say_go(desk);
-}
-
-bool Shard::close_round(Desk& desk) {
-  const uint64_t round = desk.closed + 1;
-  const bool early = settings_.planted == Planted::kEarlyClose;
-  SlotOp op{OpKind::kContribute, desk.table, {}, {}};
-  for (uint32_t worker = 0; worker < settings_.workers; ++worker) {
-    const Standing& standing = desk.workers[worker];
-    if (standing.clock >= round)
-      op.authors.push_back({worker, standing.incarnation, standing.number, round});
-    else if (!standing.gone && !early)
-      return false;
-  }
-  if (op.authors.empty()) return false;
-  uint64_t pushed = 0;
-  op.payload = combined(desk, pushed);
-  apply(desk, op);
-  for (Standing& standing : desk.workers) standing.in_round = false;
-  desk.has_sum = false;
-  desk.only = {};
-  desk.closed = round;
-  return true;
-}
-
-// The round's contributions as one; nothing when all were empty.
-Bytes Shard::combined(Desk& desk, uint64_t& pushed) const {
-  const TableSpec& spec = desk.spec();
-  for (Standing& standing : desk.workers) {
-    if (!standing.in_round) continue;
-    if (in_order(spec)) add(spec, desk.sum, pushed == 0, standing.data);
-    ++pushed;
-  }
-  if (pushed == 0) return {};
-  if (spec.mean && pushed > 1)
-    kernels().divide_for(spec.dtype)(desk.sum.data(), spec.count, pushed);
-  if (settings_.planted == Planted::kHalfSlot && desk.only.empty())
-    std::fill(desk.sum.begin() + long(desk.sum.size() / 2), desk.sum.end(), std::byte{0});
-  return desk.only.empty() ? Bytes(desk.sum) : desk.only;
-}
-
-bool Shard::change_settings(Desk& desk) {
-  if (desk.settings.empty()) return false;
-  if (desk.spec().in_step() && desk.settings.front().after > desk.closed) return false;
-  const Setting setting = std::move(desk.settings.front());
-  desk.settings.pop_front();
-  apply(desk, {OpKind::kSet, desk.table, {setting.author}, setting.numbers});
-  return true;
-}
-
-void Shard::answer_pulls(Desk& desk) {
-  if (desk.pulls.empty()) return;
-  const TableSpec& spec = desk.spec();
-  const uint64_t now = slowest(desk);
-  std::deque<Waiting> waiting;
-  for (const Waiting& pull : std::exchange(desk.pulls, {})) {
-    // In step, the slowest may be ahead of the rounds that are closed for a moment.
-    const bool due = !spec.bounded() || (pull.header.clock <= now + uint64_t(spec.staleness) &&
-                                         (!spec.in_step() || pull.header.clock <= desk.closed));
-    if (!due) {
-      waiting.push_back(pull);
-      continue;
-    }
-    StoreHeader header = answer(pull.header, StoreKind::kValue, desk);
-    const Slot::Part& part = *desk.part;
-    std::vector<std::byte> bytes;
-    if (pull.header.flags & kStoreSummary) {
-      put(bytes, summarize(spec.dtype, part.value.data(), spec.count));
-    } else if (pull.header.flags & kStoreTop) {
-      const size_t most = std::min<size_t>(pull.header.version, kPartBytesMax / sizeof(Ranked));
-      const auto ranked = top(spec.dtype, part.value.data(), spec.count, most);
-      put_bytes(bytes, ranked.data(), ranked.size() * sizeof(Ranked));
-    } else {
-      queue(pull.link, header, {}, &desk);
-      continue;
-    }
-    queue(pull.link, header, std::move(bytes));
-  }
-  desk.pulls = std::move(waiting);
-}
-
-// Who was put off may come again once that can succeed.
-void Shard::say_go(Desk& desk) {
-  for (Standing& standing : desk.workers) {
-    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) continue;
-    StoreHeader header;
-    header.slot = desk.slot;
-    header.table = desk.table;
-    queue(std::exchange(standing.eager, -1), answer(header, StoreKind::kGo, desk));
-  }
-}
-
-void Shard::apply(Desk& desk, const SlotOp& op) {
-  if (desk.owed > 0 && desk.spec().in_step()) keep_owed(desk);
-  if (record_) record_(desk.slot, op);
-  slots_.at(desk.slot).apply(op, desk.part);
-}
-
-// What is still to be sent is the value before the change.
-void Shard::keep_owed(Desk& desk) {
-  for (auto& [link, queue] : queues_)
-    for (Out& out : queue.out)
-      if (out.part == desk.part) {
-        out.bytes = desk.part->value;
-        out.part = nullptr;
-        --desk.owed;
-      }
-}
-
-// --- what is known ---
-
-uint64_t Shard::slowest(const Desk& desk) const {
-  uint64_t least = std::numeric_limits<uint64_t>::max();
-  uint64_t most = 0;
-  for (const Standing& standing : desk.workers) {
-    most = std::max(most, standing.clock);
-    if (!standing.gone) least = std::min(least, standing.clock);
-  }
-  if (settings_.planted == Planted::kWrongMinimum) return most;
-  return std::min(least, most);  // all have left: nobody holds anybody up
-}
-
-uint64_t Shard::bound(const Desk& desk) const {
-  const TableSpec& spec = desk.spec();
-  if (!spec.bounded()) return std::numeric_limits<uint64_t>::max();
-  return slowest(desk) + uint64_t(spec.staleness) + 1;
-}
-
-// --- answers ---
-
-const StoreMessage* Shard::next(int link) {
-  const auto found = queues_.find(link);
-  if (found == queues_.end() || found->second.out.empty()) return nullptr;
-  const Out& out = found->second.out.front();
-  next_.header = out.header;
-  next_.payload = out.part != nullptr ? Bytes(out.part->value) : Bytes(out.bytes);
-  return &next_;
-}
-
-void Shard::sent(int link) {
-  Queue& queue = queues_.at(link);
-  const Out& out = queue.out.front();
-  queue.bytes -= out.header.bytes;
-  if (out.part != nullptr) --desks_.at(key_of(out.header)).owed;
-  queue.out.pop_front();
-}
-
-bool Shard::wants(int link) const {
-  const auto found = queues_.find(link);
-  return found == queues_.end() || found->second.bytes <= kOwedMax;
-}
-
-StoreHeader Shard::answer(const StoreHeader& to, StoreKind kind, const Desk& desk) const {
-  StoreHeader header = to;
-  header.kind = kind;
-  header.slowest = slowest(desk);
-  header.version = desk.part->updates;
-  return header;
-}
-
-void Shard::queue(int link, StoreHeader header, std::vector<std::byte> bytes, Desk* value_of) {
-  Queue& queue = queues_[link];
-  header.bytes = value_of != nullptr ? value_of->part->value.size() : bytes.size();
-  queue.bytes += header.bytes;
-  if (value_of != nullptr) ++value_of->owed;
-  queue.out.push_back({header, std::move(bytes), value_of != nullptr ? value_of->part : nullptr});
-}
-
-void Shard::refuse(int link, const StoreHeader& to, Refused code, const std::string& why,
-                   uint64_t about) {
-  StoreHeader header = to;
-  header.kind = StoreKind::kRefused;
-  header.code = code;
-  header.version = about;
-  const Bytes text = std::as_bytes(std::span(why));
-  queue(link, header, {text.begin(), text.end()});
-}
-
-void Shard::refuse_lost(int link, const StoreHeader& to, const Desk& desk) {
-  refuse(link, to, Refused::kLost, "rank " + std::to_string(desk.lost) + " was lost",
-         uint64_t(desk.lost));
 }
 
 }  // namespace commute

@@ -7,7 +7,8 @@
 //   push --its turn, and not too far ahead?--> contribution or piece --whole?--> round or value
 //            | no: answered "later", kept by the client, "go" when it may come again
 //
-// Per part (one table in one slot), with staleness s:
+// A part is what is answered for as one: of a dense table a chunk in one slot, of a sparse one all
+// its rows on this shard (row_desk.h). Per part, with staleness s:
 //   clock(w)   contributions of worker w that have been received, empty ones included
 //   slowest    the smallest clock of the members; who has left or is lost does not count
 //   1. A worker's messages are taken in the order of its calls: each names the number of what it
@@ -34,13 +35,16 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "store/contribution.h"
 #include "store/message.h"
 #include "store/planted.h"
+#include "store/row_desk.h"
 #include "store/slot.h"
 
 namespace commute {
@@ -60,6 +64,8 @@ class Shard {
   using Record = std::function<void(uint32_t slot, const SlotOp& op)>;
 
   explicit Shard(Settings settings, Record record = {});
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
 
   void on_message(int link, const StoreHeader& header, Bytes payload);
   void on_link_down(int link);    // nobody waits on it for an answer any more
@@ -84,11 +90,17 @@ class Shard {
   struct Waiting {  // a pull, or a declaration
     int link;
     StoreHeader header;
+    std::shared_ptr<KeyList> list = nullptr;  // of a sparse table's pull
   };
-  struct Setting {       // new numbers of an update
+  struct Change {
+    std::vector<std::byte> bytes;   // new numbers of the update
+    std::shared_ptr<KeyList> list;  // rows to drop
+  };
+  struct Setting {
     uint64_t after = 0;  // this round
+    OpKind kind = OpKind::kSet;
     Author author;
-    std::vector<std::byte> numbers;
+    Change with;
   };
   struct Standing {  // of one worker in one part
     uint64_t clock = 0;
@@ -96,22 +108,21 @@ class Shard {
     uint64_t number = 0;  // the last received
     bool declared = false;
     bool gone = false;      // left or lost, with this clock
-    bool building = false;  // there are pieces
     bool in_round = false;  // it has pushed in the open round
     int eager = -1;         // the link that was told "later"
-    std::vector<std::byte> pieces;
-    std::vector<std::byte> data;  // in the open round, where the order matters
+    Pile pieces;
+    Pile data;  // in the open round, where the order matters
   };
   // What a part has beside the slot's state.
   struct Desk {
     uint64_t store = 0;
     uint32_t slot = 0;
     uint32_t table = 0;
-    Slot::Part* part = nullptr;
+    Slot::Part* part = nullptr;     // of a sparse table the first
+    std::unique_ptr<RowDesk> rows;  // of a sparse table
     std::vector<Standing> workers;
-    std::vector<std::byte> sum;  // of the open round, where order is no matter
-    bool has_sum = false;
-    Bytes only;           // while the round of a single contribution is closed: that contribution
+    Pile sum;             // of the open round, where order is no matter
+    Contribution only;    // while the round of a single contribution is closed: that contribution
     uint64_t closed = 0;  // rounds
     std::deque<Setting> settings;
     std::deque<Waiting> pulls;
@@ -130,26 +141,39 @@ class Shard {
   void declare(int link, const StoreHeader& header, Bytes payload);
   void create(const StoreHeader& header, Bytes payload);
   void welcome(int link, const StoreHeader& header, Desk& desk);
-  void push(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void push(int link, const StoreHeader& header, const Contribution& given,
+            std::shared_ptr<KeyList> list, Desk& desk);
+  void take(const StoreHeader& header, const Contribution& given, Desk& desk, Standing& standing);
+  void complete(const Author& author, Desk& desk, Standing& standing);
+  void push_rows(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void tick(int link, const StoreHeader& header, Desk& desk);
-  void pull(int link, const StoreHeader& header, Desk& desk);
+  void pull(int link, const StoreHeader& header, std::shared_ptr<KeyList> list, Desk& desk);
+  void pull_rows(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void set(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void change(int link, const StoreHeader& header, OpKind kind, Change with, Desk& desk);
   void leave(int link, const StoreHeader& header);
+  void reset(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void load(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void drop(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void who(int link, const StoreHeader& header, const Desk& desk);
 
   bool is_news(const StoreHeader& header, Standing& standing) const;
   // Whether what it comes after has been taken.
   bool its_turn(const StoreHeader& header, const Standing& standing) const;
   void put_off(int link, const StoreHeader& header, Desk& desk);
-  void contribute(const Author& author, Bytes payload, Desk& desk);
+  // `counts`: it is the last of its contribution, and moves the author's clock.
+  void contribute(const Author& author, const Contribution& given, bool counts, Desk& desk);
   void progress(Desk& desk);  // closes rounds, changes settings, answers
   bool close_round(Desk& desk);
-  Bytes combined(Desk& desk, uint64_t& pushed) const;
+  Contribution combined(Desk& desk) const;
   bool change_settings(Desk& desk);
   void answer_pulls(Desk& desk);
+  std::vector<std::byte> told(const Waiting& pull, const Desk& desk) const;
   void say_go(Desk& desk);
   void keep_owed(Desk& desk);
   void apply(Desk& desk, const SlotOp& op);
+  void apply_rows(Desk& desk, const SlotOp& op);
+  Slot& slot(uint32_t number);
   void gone(Desk& desk, uint32_t worker);
 
   uint64_t slowest(const Desk& desk) const;
@@ -163,6 +187,7 @@ class Shard {
 
   const Settings settings_;
   Record record_;
+  std::shared_ptr<Pages> pages_ = std::make_shared<Pages>();
   std::map<uint32_t, Slot> slots_;
   std::unordered_map<Key, Desk> desks_;
   std::map<Key, std::vector<Waiting>> not_yet_;  // declarations of parts that their maker has not

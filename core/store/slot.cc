@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 
@@ -17,9 +18,10 @@ struct OpHeader {
   uint8_t reserved[3];
   uint32_t table;
   uint64_t authors;
+  uint64_t keys;
   uint64_t bytes;
 };
-static_assert(sizeof(OpHeader) == 24);
+static_assert(sizeof(OpHeader) == 32);
 static_assert(sizeof(Author) == 24);
 
 struct EncodedSpec {
@@ -29,6 +31,14 @@ struct EncodedSpec {
   uint8_t continues;
   int32_t staleness;
   uint64_t count;
+  uint8_t sparse;
+  Dtype wire;
+  Initial::Kind initial;
+  uint8_t slot_bits;
+  uint32_t admit;
+  uint64_t expire_after;
+  double a, b;
+  uint64_t seed;
 };
 static_assert(sizeof(EncodedSpec) + Update::kEncodedBytes == TableSpec::kEncodedBytes);
 
@@ -53,6 +63,30 @@ std::vector<std::byte> first_value(const TableSpec& spec, Bytes given) {
   return value;
 }
 
+std::string describe_rows(const TableSpec& spec) {
+  static constexpr const char* kNames[] = {"constant", "uniform", "normal"};
+  const Initial& initial = spec.initial;
+  std::string text =
+      std::string(", init ") + kNames[static_cast<int>(initial.kind)] + " " + shortest(initial.a);
+  if (initial.kind != Initial::Kind::kConstant)
+    text += " " + shortest(initial.b) + " seed " + std::to_string(initial.seed);
+  if (spec.wire != spec.dtype) text += std::string(", wire ") + name(spec.wire);
+  if (spec.admit > 1) text += ", admit " + std::to_string(spec.admit);
+  if (spec.expire_after > 0) text += ", expire_after " + std::to_string(spec.expire_after);
+  return text;
+}
+
+// Raises std::invalid_argument.
+void check_rows(const TableSpec& spec) {
+  if (spec.count < 1 || spec.count > kWidthMax || spec.admit < 1 || spec.slots == 0)
+    throw std::invalid_argument("there are no such rows");
+  if (!is_dtype(index(spec.wire)) || spec.initial.kind > Initial::Kind::kNormal)
+    throw std::invalid_argument("there are no such first rows, or no such dtype on the wire");
+  if (spec.wire != spec.dtype && (spec.dtype != Dtype::kFloat32 ||
+                                  (spec.wire != Dtype::kFloat16 && spec.wire != Dtype::kBfloat16)))
+    throw std::invalid_argument("rows of float32 can travel as float16 or bfloat16");
+}
+
 }  // namespace
 
 std::string TableSpec::describe() const {
@@ -60,12 +94,15 @@ std::string TableSpec::describe() const {
   text += bounded() ? ", staleness " + std::to_string(staleness) : ", staleness None";
   if (mean) text += ", reduce mean";
   if (deterministic) text += ", deterministic";
+  if (sparse) text += describe_rows(*this);
   return text + (continues ? ", on_loss continue" : "");
 }
 
 std::vector<std::byte> TableSpec::encode() const {
   std::vector<std::byte> bytes;
-  put(bytes, EncodedSpec{dtype, mean, deterministic, continues, staleness, count});
+  put(bytes, EncodedSpec{dtype, mean, deterministic, continues, staleness, count, sparse, wire,
+                         initial.kind, static_cast<uint8_t>(std::bit_width(slots) - (slots > 0)),
+                         admit, expire_after, initial.a, initial.b, initial.seed});
   const auto numbers = update.encode();
   put_bytes(bytes, numbers.data(), numbers.size());
   return bytes;
@@ -80,6 +117,12 @@ TableSpec TableSpec::decode(Bytes& bytes) {
   spec.continues = encoded.continues != 0;
   spec.staleness = encoded.staleness;
   spec.count = encoded.count;
+  spec.sparse = encoded.sparse != 0;
+  spec.wire = encoded.wire;
+  spec.initial = {encoded.initial, encoded.a, encoded.b, encoded.seed};
+  spec.slots = spec.sparse && encoded.slot_bits < 32 ? 1u << encoded.slot_bits : 0;
+  spec.admit = encoded.admit;
+  spec.expire_after = encoded.expire_after;
   spec.update = Update::decode(take_bytes(bytes, Update::kEncodedBytes));
   if (!is_dtype(index(spec.dtype)) || spec.staleness < -1)
     throw std::invalid_argument("there is no such dtype or staleness");
@@ -93,14 +136,17 @@ TableSpec TableSpec::decode(Bytes& bytes) {
                                 name(spec.update.kind));
   if ((spec.mean || spec.deterministic) && !spec.in_step())
     throw std::invalid_argument("mean and deterministic need rounds, that is staleness 0");
+  if (spec.sparse) check_rows(spec);
   return spec;
 }
 
 std::vector<std::byte> SlotOp::encode() const {
   std::vector<std::byte> bytes;
-  bytes.reserve(sizeof(OpHeader) + authors.size() * sizeof(Author) + payload.size());
-  put(bytes, OpHeader{kind, {}, table, authors.size(), payload.size()});
+  bytes.reserve(sizeof(OpHeader) + authors.size() * sizeof(Author) + keys.size_bytes() +
+                payload.size());
+  put(bytes, OpHeader{kind, {}, table, authors.size(), keys.size(), payload.size()});
   put_bytes(bytes, authors.data(), authors.size() * sizeof(Author));
+  put_bytes(bytes, keys.data(), keys.size_bytes());
   put_bytes(bytes, payload.data(), payload.size());
   return bytes;
 }
@@ -113,10 +159,41 @@ SlotOp SlotOp::decode(Bytes bytes) {
   if (header.authors > bytes.size() / sizeof(Author))
     throw std::invalid_argument("an op names more authors than it has");
   for (uint64_t i = 0; i < header.authors; ++i) op.authors.push_back(take<Author>(bytes));
+  if (header.keys > bytes.size() / sizeof(uint64_t))
+    throw std::invalid_argument("an op names more keys than it has");
+  // Everything before them is of 8 bytes.
+  op.keys = {reinterpret_cast<const uint64_t*>(bytes.data()), header.keys};
+  bytes = bytes.subspan(op.keys.size_bytes());
   if (header.bytes != bytes.size()) throw std::invalid_argument("an op has another length");
   op.payload = bytes;
   return op;
 }
+
+namespace {
+
+// In the order of their hashes: how they came to be is no matter.
+void put_rows(std::vector<std::byte>& bytes, const Slot::Part& part) {
+  const Rows& rows = *part.rows;
+  put_all(bytes, part.sightings.entries());
+  for (const uint64_t key : rows.keys()) {
+    const Rows::Place place = rows.find(key, rest_of(hash_of(key), part.spec.slots));
+    put(bytes, key);
+    put_bytes(bytes, rows.at(place, key), rows.layout().bytes);
+  }
+}
+
+std::unique_ptr<Rows> new_rows(const TableSpec& spec, const std::shared_ptr<Pages>& pages) {
+  return std::make_unique<Rows>(spec.layout(), spec.initial, initial_state(spec.update), spec.slots,
+                                pages);
+}
+
+// Whether the key has a row, or has been seen often enough to get one.
+bool admitted(Slot::Part& part, uint64_t key, uint64_t rest) {
+  if (part.rows->find(key, rest) != Rows::kAbsent) return true;
+  return part.sightings.see(rest) >= part.spec.admit;
+}
+
+}  // namespace
 
 void Slot::apply(const SlotOp& op, Part* part) {
   if (op.kind == OpKind::kTable) {
@@ -126,10 +203,26 @@ void Slot::apply(const SlotOp& op, Part* part) {
   }
   if (op.kind == OpKind::kCreate) return create(op);
   if (part == nullptr) part = &parts_.at(op.table);
-  if (op.kind == OpKind::kContribute)
-    contribute(op, *part);
-  else
-    part->spec.update = part->spec.update.changed_by(Update::decode(op.payload));
+  switch (op.kind) {
+    case OpKind::kContribute:
+      contribute(op, *part);
+      break;
+    case OpKind::kDrop:
+      for (const uint64_t key : op.keys)
+        part->rows->drop(key, rest_of(hash_of(key), part->spec.slots));
+      break;
+    case OpKind::kExpire:
+      expire(op, *part);
+      break;
+    case OpKind::kReset:
+      reset(op, *part);
+      break;
+    case OpKind::kLoad:
+      load(op, *part);
+      break;
+    default:
+      part->spec.update = part->spec.update.changed_by(Update::decode(op.payload));
+  }
   for (const Author& author : op.authors) {
     Last& last = part->last[author.worker];
     if (author.incarnation > last.incarnation) last = {author.incarnation, 0};
@@ -141,6 +234,11 @@ void Slot::create(const SlotOp& op) {
   Bytes payload = op.payload;
   Part part;
   part.spec = TableSpec::decode(payload);
+  if (part.spec.sparse) {
+    part.rows = new_rows(part.spec, pages_);
+    parts_.emplace(op.table, std::move(part));
+    return;
+  }
   part.value = first_value(part.spec, payload);
   part.states.assign(part.spec.update.states(), std::vector<std::byte>(part.value.size()));
   for (auto& state : part.states) fill(state, part.spec.dtype, initial_state(part.spec.update));
@@ -153,11 +251,82 @@ void Slot::contribute(const SlotOp& op, Part& part) {
     clock = std::max(clock, author.clock);
   }
   if (op.payload.empty()) return;
+  if (part.rows) return contribute_rows(op, part);
   std::array<void*, 2> states{};
   for (size_t i = 0; i < part.states.size(); ++i) states[i] = part.states[i].data();
   ++part.updates;
   apply_update(part.spec.update, part.spec.dtype, part.value.data(), states.data(),
                op.payload.data(), part.spec.count, part.updates);
+}
+
+// Each row is updated as a dense table of its own would be, by the contributions that name it.
+void Slot::contribute_rows(const SlotOp& op, Part& part) {
+  Rows& rows = *part.rows;
+  const RowLayout& layout = rows.layout();
+  const TableSpec& spec = part.spec;
+  uint64_t now = 0;
+  for (const Author& author : op.authors) now = std::max(now, author.clock);
+  ++part.updates;
+  const std::byte* gradient = op.payload.data();
+  for (size_t i = 0; i < op.keys.size(); ++i, gradient += layout.value_bytes) {
+    const uint64_t key = op.keys[i];
+    const Rows::Place hint = op.places != nullptr ? op.places[i] : Rows::kUnknown;
+    const uint64_t rest = rest_of(hash_of(key), spec.slots);
+    if (spec.admit > 1 && !admitted(part, key, rest)) continue;
+    std::byte* row = rows.at_or_make(key, rest, hint);
+    std::array<void*, 2> states{row + layout.value_bytes, row + 2 * layout.value_bytes};
+    uint64_t step = 1;
+    if (layout.step_at >= 0) {
+      auto& counted = *reinterpret_cast<uint32_t*>(row + layout.step_at);
+      step = ++counted;
+    }
+    if (layout.touched_at >= 0)
+      *reinterpret_cast<uint32_t*>(row + layout.touched_at) = static_cast<uint32_t>(now);
+    apply_update(spec.update, spec.dtype, row, states.data(), gradient, layout.width, step);
+  }
+}
+
+void Slot::expire(const SlotOp& op, Part& part) {
+  Bytes payload = op.payload;
+  const auto now = static_cast<uint32_t>(take<uint64_t>(payload));
+  Rows& rows = *part.rows;
+  const RowLayout& layout = rows.layout();
+  std::vector<uint64_t> old;
+  rows.each([&](uint64_t key, const std::byte* row) {
+    // Clocks wrap: what matters is the distance. A row may also be newer than `now`.
+    const auto age =
+        static_cast<int32_t>(now - *reinterpret_cast<const uint32_t*>(row + layout.touched_at));
+    if (age > 0 && static_cast<uint64_t>(age) >= part.spec.expire_after) old.push_back(key);
+  });
+  for (const uint64_t key : old) rows.drop(key, rest_of(hash_of(key), part.spec.slots));
+}
+
+void Slot::reset(const SlotOp& op, Part& part) const {
+  Bytes payload = op.payload;
+  const auto clock = take<uint64_t>(payload);
+  for (auto& [worker, known] : part.clocks) known = clock;
+  if (!part.rows) return;
+  part.rows = new_rows(part.spec, pages_);
+  part.sightings = {};
+}
+
+void Slot::load(const SlotOp& op, Part& part) {
+  if (part.rows) {
+    const size_t bytes = part.rows->layout().bytes;
+    for (size_t i = 0; i < op.keys.size(); ++i) {
+      const uint64_t rest = rest_of(hash_of(op.keys[i]), part.spec.slots);
+      std::memcpy(part.rows->at_or_make(op.keys[i], rest, Rows::kUnknown),
+                  op.payload.data() + i * bytes, bytes);
+    }
+    return;
+  }
+  Bytes payload = op.payload;
+  const auto saved = take<SavedArray>(payload);
+  if (saved.which > part.states.size() || payload.size() != part.value.size())
+    throw std::invalid_argument("a saved array has another length, or is of another update");
+  auto& array = saved.which == 0 ? part.value : part.states[saved.which - 1];
+  array.assign(payload.begin(), payload.end());
+  part.updates = saved.updates;
 }
 
 const Slot::Part* Slot::part(uint32_t table) const {
@@ -174,6 +343,7 @@ std::vector<std::byte> Slot::image() const {
     put(bytes, part.updates);
     put_bytes(bytes, part.value.data(), part.value.size());
     for (const auto& state : part.states) put_bytes(bytes, state.data(), state.size());
+    if (part.rows) put_rows(bytes, part);
     for (const auto& [worker, clock] : part.clocks) {
       put(bytes, worker);
       put(bytes, clock);

@@ -87,6 +87,22 @@ void adam(const Update& update, T* value, T* mean, T* square, const T* gradient,
 }
 
 template <class T>
+void ftrl(const Update& update, T* value, T* z, T* n, const T* gradient, size_t count) {
+  const Numbers<T> with(update);
+  const T beta = with.eps, l1 = with.momentum, l2 = with.dampening;
+  for (size_t i = 0; i < count; ++i) {
+    const T g = gradient[i];
+    const T squares = n[i] + g * g;
+    const T root = std::sqrt(squares);
+    const T sigma = (root - std::sqrt(n[i])) / with.lr;
+    z[i] += g - sigma * value[i];
+    n[i] = squares;
+    const T beyond = z[i] - std::copysign(l1, z[i]);
+    value[i] = std::abs(z[i]) <= l1 ? T{0} : -beyond / ((beta + root) / with.lr + l2);
+  }
+}
+
+template <class T>
 void optimize(const Update& update, void* value, void* const* states, const void* gradient,
               size_t count, uint64_t step) {
   auto* const x = static_cast<T*>(value);
@@ -99,6 +115,8 @@ void optimize(const Update& update, void* value, void* const* states, const void
       return adagrad(update, x, state(0), g, count, step);
     case UpdateKind::kAdam:
       return adam(update, x, state(0), state(1), g, count, step);
+    case UpdateKind::kFtrl:
+      return ftrl(update, x, state(0), state(1), g, count);
     default:
       return sgd(update, x, g, count);
   }
@@ -107,14 +125,14 @@ void optimize(const Update& update, void* value, void* const* states, const void
 }  // namespace
 
 const char* name(UpdateKind kind) {
-  static constexpr const char* kNames[kUpdateKinds] = {"sum", "assign",   "min",     "max", "prod",
-                                                       "SGD", "Momentum", "Adagrad", "Adam"};
+  static constexpr const char* kNames[kUpdateKinds] = {
+      "sum", "assign", "min", "max", "prod", "SGD", "Momentum", "Adagrad", "Adam", "FTRL"};
   const auto index = static_cast<size_t>(kind);
   return index < kUpdateKinds ? kNames[index] : "unknown update";
 }
 
 size_t Update::states() const {
-  if (kind == UpdateKind::kAdam) return 2;
+  if (kind == UpdateKind::kAdam || kind == UpdateKind::kFtrl) return 2;
   return kind == UpdateKind::kMomentum || kind == UpdateKind::kAdagrad ? 1 : 0;
 }
 
@@ -140,9 +158,7 @@ std::string Update::describe() const {
   if (semiring) return "Semiring(add=" + text + ", mul=" + name(times) + ")";
   if (!optimizes()) return text;
   const auto add = [&](const char* what, double number, bool first = false) {
-    char digits[32];  // the shortest that reads back as this number: declarations are compared
-    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    text.append(first ? "(" : ", ").append(what).append("=").append(digits, end);
+    text.append(first ? "(" : ", ").append(what).append("=").append(shortest(number));
   };
   add("lr", lr, true);
   if (kind == UpdateKind::kMomentum) add("momentum", momentum);
@@ -153,6 +169,11 @@ std::string Update::describe() const {
     add("beta2", dampening);
   }
   if (kind == UpdateKind::kAdam || kind == UpdateKind::kAdagrad) add("eps", eps);
+  if (kind == UpdateKind::kFtrl) {
+    add("beta", eps);
+    add("l1", momentum);
+    add("l2", dampening);
+  }
   if (lr_decay != 0) add("lr_decay", lr_decay);
   if (initial != 0) add("initial", initial);
   if (weight_decay != 0) add("weight_decay", weight_decay);
@@ -193,6 +214,11 @@ Update Update::changed_by(const Update& change) const {
 
 double initial_state(const Update& update) {
   return update.kind == UpdateKind::kAdagrad ? update.initial : 0;
+}
+
+std::string shortest(double number) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
 }
 
 void apply_update(const Update& update, Dtype dtype, void* value, void* const* states,

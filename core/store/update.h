@@ -10,10 +10,14 @@
 //   adagrad   s += g * g;  value -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)
 //   adam      m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g * g;
 //             value -= lr / (1 - b1^step) * m / (sqrt(v) / sqrt(1 - b2^step) + eps)
+//   ftrl      z += g - (sqrt(n + g * g) - sqrt(n)) / lr * value;  n += g * g;
+//             value = |z| <= l1 ? 0 : -(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2)
 //
-// The optimizers first add weight_decay * value to g. They take float32 and float64, compute in the
-// value's own type, one rounding per operation, and so give the same bits on every machine; `step`
-// counts the updates of this value from 1. All others take every dtype.
+// The optimizers except ftrl first add weight_decay * value to g. They take float32 and float64,
+// compute in the value's own type, one rounding per operation, and so give the same bits on every
+// machine; `step` counts the updates of this value from 1. All others take every dtype.
+//
+// ftrl's value follows from its state, which is zero at first: so must the value be.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +40,9 @@ enum class UpdateKind : uint8_t {
   kMomentum = 6,
   kAdagrad = 7,
   kAdam = 8,
+  kFtrl = 9,
 };
-constexpr int kUpdateKinds = 9;
+constexpr int kUpdateKinds = 10;
 const char* name(UpdateKind kind);
 
 struct Update {
@@ -47,9 +52,9 @@ struct Update {
   ReduceOp times = ReduceOp::kProd;  // what a push's scale does
   double lr = 0;
   double weight_decay = 0;
-  double momentum = 0;   // adam: b1
-  double dampening = 0;  // adam: b2
-  double eps = 0;
+  double momentum = 0;   // adam: b1; ftrl: l1
+  double dampening = 0;  // adam: b2; ftrl: l2
+  double eps = 0;        // ftrl: beta
   double lr_decay = 0;
   double initial = 0;  // what adagrad's sum starts from
 
@@ -80,5 +85,8 @@ void apply_update(const Update& update, Dtype dtype, void* value, void* const* s
 
 // What a state array holds before the first update.
 double initial_state(const Update& update);
+
+// The shortest decimal that reads back as this number: declarations are compared as text.
+std::string shortest(double number);
 
 }  // namespace commute

@@ -2,6 +2,7 @@
 // The store's machines by hand: updates, one shard, slots in the directory, and messages that no
 // client sends. Whole stores under a seed are simulated in Python, with the same machines
 // (src/commute/testing/simulate.py); processes and threads are in test_store_threads.cc.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -46,6 +47,13 @@ double stepped(const Update& update, const std::vector<double>& gradients) {
       x -= update.lr / (1 - std::pow(update.momentum, step)) * a /
            (std::sqrt(b) / std::sqrt(1 - std::pow(update.dampening, step)) + update.eps);
     }
+    if (update.kind == UpdateKind::kFtrl) {
+      a += g - (std::sqrt(b + g * g) - std::sqrt(b)) / update.lr * x;
+      b += g * g;
+      const double beyond = std::max(std::abs(a) - update.momentum, 0.0);
+      const double steep = (update.eps + std::sqrt(b)) / update.lr + update.dampening;
+      x = (a > 0 ? -beyond : beyond) / steep;
+    }
   }
   return x;
 }
@@ -69,6 +77,7 @@ TEST(updates_follow_their_formulas) {
       {UpdateKind::kMomentum, true, false, ReduceOp::kProd, 0.1, 0, 0.9, 0, 0, 0, 0},
       {UpdateKind::kAdagrad, false, false, ReduceOp::kProd, 0.1, 0.01, 0, 0, 1e-10, 0.05, 0.2},
       {UpdateKind::kAdam, false, false, ReduceOp::kProd, 0.01, 0.01, 0.9, 0.999, 1e-8, 0, 0},
+      {UpdateKind::kFtrl, false, false, ReduceOp::kProd, 0.1, 0, 0.2, 0.3, 1, 0, 0},
   };
   const std::vector<double> gradients = {0.3, -0.7, 0.2, 1.5, -0.1};
   for (const Update& update : updates) {
@@ -78,6 +87,16 @@ TEST(updates_follow_their_formulas) {
     CHECK(Update::decode(update.encode()) == update);
     CHECK(!update.takes(Dtype::kInt32) && !update.takes(Dtype::kFloat16));
   }
+}
+
+TEST(numbers_are_written_as_short_as_they_read_back) {
+  CHECK_EQ(shortest(0.1), "0.1");
+  CHECK_EQ(shortest(1), "1");
+  CHECK_EQ(shortest(-1e-8), "-1e-08");
+  CHECK_EQ(shortest(0.1 + 0.2), "0.30000000000000004");
+  const Update ftrl{UpdateKind::kFtrl, false, false, ReduceOp::kProd, 0.1, 0, 0, 0, 1, 0, 0};
+  CHECK_EQ(ftrl.describe(), "FTRL(lr=0.1, beta=1, l1=0, l2=0)");
+  CHECK_EQ(ftrl.states(), size_t{2});
 }
 
 // --- one shard, by hand ---

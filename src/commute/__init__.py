@@ -33,11 +33,15 @@ from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.store.dense import DenseTable
+from commute.store.initial import Normal, Uniform
+from commute.store.sparse import SparseTable
 from commute.store.store import Store
-from commute.store.table import DenseTable, TableInfo
-from commute.store.updates import SGD, Adagrad, Adam, Momentum, Semiring
+from commute.store.table import TableInfo
+from commute.store.updates import FTRL, SGD, Adagrad, Adam, Momentum, Semiring
 
 __all__ = [
+    "FTRL",
     "SGD",
     "AbandonedError",
     "Adagrad",
@@ -53,13 +57,16 @@ __all__ = [
     "JoinError",
     "MismatchError",
     "Momentum",
+    "Normal",
     "OperationTimeoutError",
     "PeerLostError",
     "Semiring",
     "SettingError",
     "SlotLostError",
+    "SparseTable",
     "Store",
     "TableInfo",
+    "Uniform",
     "UnknownTableError",
     "__version__",
     "init",

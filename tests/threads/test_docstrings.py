@@ -6,7 +6,10 @@ import importlib
 
 import pytest
 
-MODULES = ("commute._group", "commute._handle", "commute._init", "commute.testing")
+MODULES = (
+    *("commute._group", "commute._handle", "commute._init", "commute.testing"),
+    *("commute.store.initial", "commute.store.updates"),
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

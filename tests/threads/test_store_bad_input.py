@@ -16,6 +16,7 @@ import torch
 
 import commute
 from commute import (
+    FTRL,
     SGD,
     Adagrad,
     Adam,
@@ -224,6 +225,21 @@ BAD_DECLARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one beta": ({"update": Adam(betas=(0.9,))}, ["two betas", "(0.9,)"]),
     "beta of 1": ({"update": Adam(betas=(0.9, 1.0))}, ["two betas", "1.0"]),
     "beta is a number": ({"update": Adam(betas=0.9)}, ["two betas", "0.9"]),
+    "ftrl's lr of 0": ({"update": FTRL(lr=0)}, ["lr", "FTRL", "above 0", "got 0"]),
+    "ftrl's lr": ({"update": FTRL(lr=-1)}, ["lr", "FTRL", "-1"]),
+    "ftrl's beta": ({"update": FTRL(beta=-1)}, ["beta", "FTRL", "-1"]),
+    "ftrl's l1": ({"update": FTRL(l1=-0.5)}, ["l1", "FTRL", "-0.5"]),
+    "ftrl's l1 NaN": ({"update": FTRL(l1=NAN)}, ["l1", "FTRL", "nan"]),
+    "ftrl's l2": ({"update": FTRL(l2="much")}, ["l2", "FTRL", "'much'"]),
+    "ftrl of integers": ({"update": FTRL(), "dtype": "int64"}, ["FTRL", "int64", "float32"]),
+    "ftrl from one": (
+        {"update": FTRL(), "init": 1.0},
+        ["'new'", "FTRL", "its state", "leave init out"],
+    ),
+    "ftrl from an array": (
+        {"update": FTRL(), "init": np.ones(3, "float32")},
+        ["'new'", "FTRL", "its state", "leave init out"],
+    ),
     "semiring": ({"update": Semiring(add="min", mul="power")}, ["power", "expected"]),
     "optimizer of integers": ({"update": SGD(1), "dtype": "int32"}, ["SGD", "int32", "float32"]),
     "optimizer of halves": ({"update": Adam(), "dtype": "float16"}, ["Adam", "float16"]),
@@ -423,6 +439,19 @@ def test_numbers_that_cannot_be_set(stores, numbers, words):
 
     assert w.info().update == "SGD(lr=0.5)"
     assert w.push_pull(np.ones(2)).tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("numbers, words", [
+    ({"lr": 0}, ["lr", "FTRL", "above 0"]),
+    ({"l1": -1}, ["l1", "FTRL", "-1"]),
+    ({"weight_decay": 0.1}, ["FTRL has lr, beta, l1, l2 to set", "weight_decay"]),
+], ids=str)  # fmt: skip
+def test_numbers_that_ftrl_cannot_have(stores, numbers, words):
+    """Those of other optimizers, and a learning rate of 0, by which it would divide."""
+    (w,) = stores(1).tables("w", (2,), "float64", update=FTRL())
+    refused(SettingError, lambda: w.set(**numbers), *words)
+
+    assert w.info().update == "FTRL(lr=0.1, beta=1, l1=0, l2=0)"
 
 
 @pytest.mark.parametrize("update", ["sum", "assign", Semiring("min", "+")], ids=str)

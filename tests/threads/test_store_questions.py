@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from commute import SGD, Adam, Group, Semiring
+from commute import FTRL, SGD, Adam, Group, Semiring
 
 DTYPES = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64"
 CHUNK_BYTES = 64 << 10
@@ -195,6 +195,8 @@ def test_updates_in_words(together):
         SGD(lr=0.1, weight_decay=0.2): "SGD(lr=0.1, weight_decay=0.2)",
         Adam(): "Adam(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08)",
         Semiring(add="min", mul="+"): "Semiring(add=min, mul=sum)",
+        FTRL(): "FTRL(lr=0.1, beta=1, l1=0, l2=0)",
+        FTRL(0.5, beta=0.25, l1=1e-7, l2=2): "FTRL(lr=0.5, beta=0.25, l1=1e-07, l2=2)",
     }
 
     def work(group: Group) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 
 import commute
-from commute import SGD, Adagrad, Adam, Group, Momentum
+from commute import FTRL, SGD, Adagrad, Adam, Group, Momentum
+from references import values_after
 
 ROUNDS = 6
 COUNT = 20_011  # of float32 and of float64 more than one chunk, and no multiple of anything
@@ -24,73 +24,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
-# ---- the same in NumPy: the values after each of the gradients ----
-
-
-def sgd(value: Any, gradients: Any, lr: float, weight_decay: float) -> Iterator[Any]:
-    for g in gradients:
-        value = value - lr * (g + weight_decay * value)
-        yield value
-
-
-def momentum(
-    value: Any,
-    gradients: Any,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    nesterov: bool,
-    weight_decay: float,
-) -> Iterator[Any]:
-    buffer = None
-    for g in gradients:
-        g = g + weight_decay * value
-        buffer = g if buffer is None else momentum * buffer + (1 - dampening) * g
-        value = value - lr * (g + momentum * buffer if nesterov else buffer)
-        yield value
-
-
-def adagrad(
-    value: Any,
-    gradients: Any,
-    lr: float,
-    lr_decay: float,
-    initial: float,
-    eps: float,
-    weight_decay: float,
-) -> Iterator[Any]:
-    squares = np.full_like(value, initial)
-    for step, g in enumerate(gradients):
-        g = g + weight_decay * value
-        squares = squares + g * g
-        value = value - lr / (1 + step * lr_decay) * g / (np.sqrt(squares) + eps)
-        yield value
-
-
-def adam(
-    value: Any,
-    gradients: Any,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> Iterator[Any]:
-    mean, square = np.zeros_like(value), np.zeros_like(value)
-    for step, g in enumerate(gradients, 1):
-        g = g + weight_decay * value
-        mean = betas[0] * mean + (1 - betas[0]) * g
-        square = betas[1] * square + (1 - betas[1]) * g * g
-        unbiased = np.sqrt(square / (1 - betas[1] ** step))
-        value = value - lr * (mean / (1 - betas[0] ** step)) / (unbiased + eps)
-        yield value
-
-
-REFERENCES: dict[type, Callable[..., Iterator[Any]]] = {
-    SGD: sgd,
-    Momentum: momentum,
-    Adagrad: adagrad,
-    Adam: adam,
-}
 OPTIMIZERS = [
     SGD(lr=0.1),
     SGD(lr=0.1, weight_decay=0.2),
@@ -102,12 +35,24 @@ OPTIMIZERS = [
     Adagrad(lr=0.3, lr_decay=0.25, initial=0.5, eps=1e-3, weight_decay=0.1),
     Adam(),
     Adam(lr=0.02, betas=(0.6, 0.8), eps=1e-2, weight_decay=0.3),
+    FTRL(),
+    FTRL(lr=0.5, beta=0.3, l2=0.2),
+    FTRL(lr=0.2, beta=0.5, l1=1.5, l2=0.1),
 ]
 
 
+def start(update: Any, value: Any) -> Any:
+    """The `init` of a table: this value, and none for FTRL, which begins with zeros."""
+    return None if isinstance(update, FTRL) else value
+
+
+def began(update: Any, value: Any) -> Any:
+    """The first value of a table with the `init` above."""
+    return np.zeros_like(value) if isinstance(update, FTRL) else value
+
+
 def expected(update: Any, value: Any, gradients: Any) -> list[Any]:
-    numbers = {field.name: getattr(update, field.name) for field in dataclasses.fields(update)}
-    return list(REFERENCES[type(update)](value, gradients, **numbers))
+    return values_after([update] * len(gradients), began(update, value), gradients)
 
 
 def train(
@@ -128,7 +73,7 @@ def train(
 
     def work(group: Group) -> list[Any]:
         store = group.store("updates", **options)
-        w = store.dense("w", shape, dtype, update=update, init=first)
+        w = store.dense("w", shape, dtype, update=update, init=start(update, first))
         seen = []
         for turn in range(ROUNDS):
             if turn % 2:
@@ -160,6 +105,34 @@ def test_optimizer_agrees_with_numpy(together, seed, update, dtype):
     for rank_saw in seen[1:]:
         for found, other in zip(rank_saw, seen[0], strict=True):
             assert found.tobytes() == other.tobytes()  # all ranks receive the same bits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("update", OPTIMIZERS, ids=str)
+def test_optimizer_has_the_bits_of_numpy(together, seed, update, dtype):
+    """One rounding per operation, in the value's type: nothing is fused, nothing is wider."""
+    seen, first, sums = train(together, update, dtype, seed, shape=(1_001,), deterministic=True)
+    values = expected(update, first, sums)
+
+    for rank_saw in seen:
+        for found, value in zip(rank_saw, values, strict=True):
+            np.testing.assert_array_equal(found, value, strict=True)
+
+
+def test_ftrl_keeps_at_zero_what_matters_little(together):
+    """Values whose gradients sum to little are exactly 0 by l1, and come back when it falls."""
+
+    def work(group: Group) -> tuple[Any, Any]:
+        w = group.store().dense("w", (3,), "float64", update=FTRL(l1=1.0))
+        little = w.push_pull(np.array([0.5, -0.5, 6.0]) / group.size)
+        if group.rank == 0:
+            w.set(l1=0.25)
+        group.barrier()
+        return little, w.push_pull(np.zeros(3))
+
+    for little, more in together.values(work):
+        assert little[:2].tolist() == [0, 0] and little[2] < 0
+        assert (np.sign(more) == [-1, 1, -1]).all() and more[2] < little[2]
 
 
 TWINS = [
@@ -237,7 +210,7 @@ def test_empty_round_is_no_step(together, update, seed):
 
     def work(group: Group) -> tuple[Any, Any, Any]:
         store = group.store()
-        w = store.dense("w", (7,), "float64", update=update, init=2.0)
+        w = store.dense("w", (7,), "float64", update=update, init=start(update, 2.0))
         g = np.random.default_rng([seed, group.rank]).normal(size=7)
         first = w.push_pull(g)
         store.tick()  # of the iteration that pushed
@@ -382,6 +355,8 @@ def test_set_before_my_push_is_in_time_for_the_open_round(stores):
     (Momentum(lr=0.1), {"momentum": 0.5}),
     (Adagrad(lr=0.1), {"eps": 0.5, "lr": 0.2}),
     (Adam(lr=0.1), {"betas": (0.5, 0.6)}),
+    (FTRL(lr=0.1), {"l1": 0.7}),
+    (FTRL(lr=0.1), {"lr": 0.2, "beta": 0.5, "l2": 0.3}),
 ], ids=lambda x: type(x).__name__ if not isinstance(x, dict) else "-".join(x))  # fmt: skip
 def test_set_keeps_the_state(together, seed, update, change):
     """New numbers from round 3 on, with the momentum and the steps of the rounds before."""
@@ -389,7 +364,8 @@ def test_set_keeps_the_state(together, seed, update, change):
     first, gradients = rng.normal(size=30), rng.normal(size=(4, 30))
 
     def work(group: Group) -> Any:
-        w = group.store().dense("w", (30,), "float64", update=update, init=first)
+        init = start(update, first)
+        w = group.store().dense("w", (30,), "float64", update=update, init=init)
         for turn, g in enumerate(gradients):
             if turn == 2 and group.rank == 0:
                 w.set(**change)
@@ -398,32 +374,11 @@ def test_set_keeps_the_state(together, seed, update, change):
         return w.pull()
 
     changed = dataclasses.replace(update, **change)
-    value = step_by_step(first, gradients, [update, update, changed, changed])
+    updates = [update, update, changed, changed]
+    value = values_after(updates, began(update, first), gradients)[-1]
 
     for found in together.values(work):
         np.testing.assert_allclose(found, value, rtol=1e-12, atol=1e-12)
-
-
-def step_by_step(value: Any, gradients: Any, updates: list[Any]) -> Any:
-    """One step at a time, with the numbers of that step and the state of the steps before."""
-    a, b, step = np.zeros_like(value), np.zeros_like(value), 0
-    for g, update in zip(gradients, updates, strict=True):
-        step += 1
-        g = g + update.weight_decay * value
-        if isinstance(update, SGD):
-            change = g
-        elif isinstance(update, Momentum):
-            a = change = g if step == 1 else update.momentum * a + g
-        elif isinstance(update, Adagrad):
-            a = a + g * g
-            change = g / (np.sqrt(a) + update.eps)
-        else:
-            a = update.betas[0] * a + (1 - update.betas[0]) * g
-            b = update.betas[1] * b + (1 - update.betas[1]) * g * g
-            unbiased = np.sqrt(b / (1 - update.betas[1] ** step))
-            change = a / (1 - update.betas[0] ** step) / (unbiased + update.eps)
-        value = value - update.lr * change
-    return value
 
 
 def test_set_on_arrival(stores):
@@ -464,7 +419,7 @@ def test_deterministic_is_one_process_in_rank_order(stores, seed, update, reduce
     rng = np.random.default_rng(seed)
     size, shape = 4, (20_001,)  # two chunks
     workers = stores(size, deterministic=True)
-    options = {"update": update, "init": 1.0, "reduce": reduce}
+    options = {"update": update, "init": start(update, 1.0), "reduce": reduce}
     tables = [store.dense("w", shape, "float32", **options) for store in workers]
     # Of magnitudes so different that every order of adding gives other bits.
     exponents = rng.uniform(-1, 1, size=(3, size, *shape))
@@ -475,7 +430,7 @@ def test_deterministic_is_one_process_in_rank_order(stores, seed, update, reduce
     seen = [table.pull() for table in tables]
 
     with commute.init() as world:
-        alone = world.store().dense("w", shape, "float32", update=update, init=1.0)
+        alone = world.store().dense("w", shape, "float32", update=update, init=start(update, 1.0))
         for contributions in rounds:
             total = contributions[0].copy()
             for more in contributions[1:]:

@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -21,15 +21,19 @@ from commute import _core
 from commute._arrays import CODES, reading
 from commute._errors import ArrayError, ClosedError, SettingError, UnknownTableError
 from commute._handle import Handle
+from commute.store.dense import DenseTable
+from commute.store.initial import core_initial
 from commute.store.links import StoreLinks, seconds
-from commute.store.table import DenseTable, number_as
-from commute.store.updates import Update, core_update
+from commute.store.sparse import SparseTable
+from commute.store.table import NAMES, Table, number_as
+from commute.store.updates import FTRL, Update, core_update
 
 __all__ = ["Store"]
 
 _AS_STORE: Final = object()
 NAME_MAX: Final = 255
 AXES_MAX: Final = 64  # NumPy's
+WIDTH_MAX: Final = 4096  # core/store/rows.h
 
 
 class Store:
@@ -65,7 +69,7 @@ class Store:
         self._links = links
         self._deterministic = deterministic
         self._on_loss = on_loss
-        self._tables: dict[str, DenseTable] = {}
+        self._tables: dict[str, Any] = {}
         self._left = False
         if on_loss not in (None, "raise", "continue"):
             raise SettingError(f'expected on_loss to be "raise" or "continue", got {on_loss!r}')
@@ -109,10 +113,98 @@ class Store:
             MismatchError: another worker declared it differently; the message shows both.
             SettingError: it cannot be: an unknown update, a mean of integers.
         """
-        self._check()
-        links = self._links
-        _check_name(name)
         sizes = _checked_shape(shape)
+        spec, settings = self._spec(
+            name, math.prod(sizes), dtype, update, reduce, staleness, deterministic, reject_nan
+        )
+        what = f"init of table {name!r} on rank {self._links.rank}"
+        if isinstance(update, FTRL) and init is not None:
+            raise SettingError(
+                f"{what}: the value of FTRL follows from its state and begins at 0; leave init out"
+            )
+        first = _first_value(init, sizes, settings["code"], what)
+        number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
+        if name not in self._tables:
+            self._tables[name] = DenseTable(self, name, number, spec, sizes, **settings)
+        return cast(DenseTable, self._tables[name])
+
+    def sparse(
+        self,
+        name: str,
+        width: int = 1,
+        dtype: Any = "float32",
+        *,
+        update: str | Update = "sum",
+        init: Any = None,
+        seed: int = 0,
+        reduce: str = "sum",
+        staleness: Any = _AS_STORE,
+        deterministic: bool | None = None,
+        reject_nan: bool = False,
+        admit: int = 1,
+        expire_after: int | None = None,
+        wire: str | None = None,
+        cache_keys: bool = False,
+        timeout: float | None = None,
+    ) -> SparseTable:
+        """Declare a sparse table: rows of `width` numbers by uint64 keys; every worker does.
+
+        Args:
+            width: elements of a row, 1 to 4,096.
+            update: as for `dense`, also commute.FTRL. Each row is updated as a table of its own, by
+                the contributions that name it: with Adam the others rest (lazy Adam).
+            init: what a row holds before anybody has pushed it: a number, commute.Uniform or
+                commute.Normal (from `seed` and the key alone), or None for zeros.
+            admit: a row is made when its key is pushed for the so many-th time; what was pushed
+                before is dropped. Rare keys then take no memory.
+            expire_after: rows are dropped when nobody has pushed them for so many clocks.
+            wire: "float16" or "bfloat16": values travel as that, at half the bytes.
+            cache_keys: servers remember lists of keys, so that a list that was sent before travels
+                as 16 bytes. For jobs that use the same lists again and again.
+            reduce, staleness, deterministic, reject_nan: as for `dense`.
+
+        Raises:
+            MismatchError: another worker declared it differently; the message shows both.
+            SettingError: it cannot be.
+        """
+        whole = isinstance(width, (int, np.integer)) and not isinstance(width, bool)
+        if not whole or not 1 <= width <= WIDTH_MAX:
+            raise SettingError(f"expected a width from 1 to {WIDTH_MAX}, got {width!r}")
+        plain, settings = self._spec(
+            name, int(width), dtype, update, reduce, staleness, deterministic, reject_nan
+        )
+        if isinstance(update, FTRL) and init is not None:
+            raise SettingError(
+                f"init of table {name!r}: the value of FTRL follows from its state and begins at"
+                " 0; leave init out"
+            )
+        spec = plain.with_rows(
+            _wire_code(wire, settings["code"]),
+            *core_initial(init, NAMES[settings["code"]], seed),
+            _count_of("admit", admit, 15),
+            0 if expire_after is None else _count_of("expire_after", expire_after, 1 << 30),
+        )
+        number = self._declare(name, spec, f"sparse {width} {spec.describe()}", None, timeout)
+        if name not in self._tables:
+            self._tables[name] = SparseTable(
+                self, name, number, spec, int(width), cache_keys=bool(cache_keys), **settings
+            )
+        return cast(SparseTable, self._tables[name])
+
+    def _spec(
+        self,
+        name: str,
+        count: int,
+        dtype: Any,
+        update: str | Update,
+        reduce: str,
+        staleness: Any,
+        deterministic: bool | None,
+        reject_nan: bool,
+    ) -> tuple[_core.TableSpec, dict[str, Any]]:
+        """What all tables have, as the core knows it, and as the table keeps it."""
+        self._check()
+        _check_name(name)
         code = _dtype_code(dtype)
         late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
         if deterministic and late != 0:
@@ -122,29 +214,20 @@ class Store:
         rounds = self._deterministic if deterministic is None else bool(deterministic)
         spec = _core.TableSpec(
             code,
-            math.prod(sizes),
+            count,
             core_update(update),
             -1 if late is None else late,
             mean=reduce == "mean",
             deterministic=rounds and late == 0,
             continues=(self._on_loss or ("raise" if late == 0 else "continue")) == "continue",
         )
-        first = _first_value(init, sizes, code, f"init of table {name!r} on rank {links.rank}")
-        number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
-        if name not in self._tables:
-            self._tables[name] = DenseTable(
-                self,
-                links,
-                name,
-                sizes,
-                code,
-                number,
-                update=update,
-                reduce=reduce,
-                staleness=late,
-                reject_nan=reject_nan,
-            )
-        return self._tables[name]
+        return spec, {
+            "code": code,
+            "update": update,
+            "reduce": reduce,
+            "staleness": late,
+            "reject_nan": reject_nan,
+        }
 
     def _declare(
         self, name: str, spec: _core.TableSpec, declaration: str, first: Any, timeout: float | None
@@ -167,7 +250,7 @@ class Store:
 
     # ---- by name ----
 
-    def __getitem__(self, name: str) -> DenseTable:
+    def __getitem__(self, name: str) -> Any:
         try:
             return self._tables[name]
         except KeyError:
@@ -177,31 +260,34 @@ class Store:
                 f" here: {known}"
             ) from None
 
-    def push(self, name: str, gradient: Any, **options: Any) -> None:
-        """`push` of the table of this name."""
-        self[name].push(gradient, **options)
+    def push(self, name: str, *arrays: Any, **options: Any) -> None:
+        """`push` of the table of this name: a gradient, or keys and gradients."""
+        self[name].push(*arrays, **options)
 
-    def push_async(self, name: str, gradient: Any, **options: Any) -> Handle:
+    def push_async(self, name: str, *arrays: Any, **options: Any) -> Handle:
         """`push_async` of the table of this name."""
-        return self[name].push_async(gradient, **options)
+        handle: Handle = self[name].push_async(*arrays, **options)
+        return handle
 
-    def pull(self, name: str, **options: Any) -> Any:
-        """`pull` of the table of this name."""
-        return self[name].pull(**options)
+    def pull(self, name: str, *keys: Any, **options: Any) -> Any:
+        """`pull` of the table of this name; of a sparse one with its keys."""
+        return self[name].pull(*keys, **options)
 
-    def pull_async(self, name: str, **options: Any) -> Handle:
+    def pull_async(self, name: str, *keys: Any, **options: Any) -> Handle:
         """`pull_async` of the table of this name."""
-        return self[name].pull_async(**options)
+        handle: Handle = self[name].pull_async(*keys, **options)
+        return handle
 
-    def push_pull(self, name: str, gradient: Any, **options: Any) -> Any:
+    def push_pull(self, name: str, *arrays: Any, **options: Any) -> Any:
         """`push_pull` of the table of this name."""
-        return self[name].push_pull(gradient, **options)
+        return self[name].push_pull(*arrays, **options)
 
-    def push_pull_async(self, name: str, gradient: Any, **options: Any) -> Handle:
+    def push_pull_async(self, name: str, *arrays: Any, **options: Any) -> Handle:
         """`push_pull_async` of the table of this name."""
-        return self[name].push_pull_async(gradient, **options)
+        handle: Handle = self[name].push_pull_async(*arrays, **options)
+        return handle
 
-    def tables(self) -> list[DenseTable]:
+    def tables(self) -> list[Table]:
         """The tables this worker has declared, in that order."""
         return list(self._tables.values())
 
@@ -232,7 +318,7 @@ class Store:
         self.flush(timeout=timeout)
         self._left = True
         for table in self._tables.values():
-            table._plain = None
+            table._left()
         limit = self.timeout if timeout is None else seconds(timeout)
         with self._links.calling():
             call = self._links.endpoint.leave(self.name)
@@ -261,6 +347,24 @@ def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
         got = str(name)[:NAME_MAX]
         raise SettingError(f"expected a name of 1 to {NAME_MAX} letters for the table, got {got!r}")
+
+
+def _count_of(what: str, given: Any, most: int) -> int:
+    whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    if whole and 1 <= given <= most:
+        return int(given)
+    raise SettingError(f"expected {what} to be a whole number from 1 to {most}, got {given!r}")
+
+
+def _wire_code(wire: Any, code: int) -> int:
+    if wire is None:
+        return code
+    if wire not in ("float16", "bfloat16") or NAMES[code] != "float32":
+        raise SettingError(
+            f'expected wire to be "float16" or "bfloat16" for a table of float32, got {wire!r} for'
+            f" {NAMES[code]}"
+        )
+    return CODES[wire]
 
 
 def _checked_staleness(staleness: Any) -> int | None:

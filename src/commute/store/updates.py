@@ -2,7 +2,7 @@
 """Updates: what a contribution does to a table's value, by name and numbers.
 
 They are declared, not shipped: the core's kernels do the work where the table lies
-(core/store/update.h has the formulas). Defaults are torch's.
+(core/store/update.h has the formulas). Defaults are torch's, where torch has such an optimizer.
 
 >>> from commute import Adam
 >>> Adam(lr=0.01)
@@ -20,11 +20,21 @@ from typing import Any, Final
 from commute import _core
 from commute._errors import SettingError
 
-__all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Semiring", "Update", "core_update", "with_set"]
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    "Semiring",
+    "Update",
+    "core_update",
+    "with_set",
+]
 
 # The core's codes (core/store/update.h, core/dtype.h).
 _PLAIN: Final = {"sum": 0, "assign": 1, "min": 2, "max": 3, "prod": 4}
-_SGD, _MOMENTUM, _ADAGRAD, _ADAM = 5, 6, 7, 8
+_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _FTRL = 5, 6, 7, 8, 9
 _TIMES: Final = {"sum": 0, "prod": 1, "min": 2, "max": 3}
 # How mathematicians and programmers call them.
 _ALIASES: Final = {
@@ -112,6 +122,30 @@ class Adam(Update):
 
 
 @dataclass(frozen=True)
+class FTRL(Update):
+    """FTRL-proximal, of McMahan and others, 2013: its l1 keeps at 0 what matters little.
+
+    z += g - (sqrt(n + g * g) - sqrt(n)) / lr * value and n += g * g; then the value is 0 where
+    |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2). It starts from zeros.
+
+    >>> from commute import FTRL
+    >>> FTRL(l1=0.5)
+    FTRL(lr=0.1, beta=1.0, l1=0.5, l2=0.0)
+    """
+
+    lr: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def _core(self) -> _core.Update:
+        core = _optimizer(self, _FTRL, self.lr, 0.0, self.l1, self.l2, self.beta)
+        if self.lr == 0:  # it divides by it
+            raise SettingError(f"expected lr of FTRL to be a number above 0, got {self.lr!r}")
+        return core
+
+
+@dataclass(frozen=True)
 class Semiring(Update):
     """value = value (+) c (x) pushed, for `push(pushed, scale=c)`.
 
@@ -151,7 +185,7 @@ def core_update(update: str | Update) -> _core.Update:
         return _core.Update(_PLAIN[update])
     raise SettingError(
         f"there is no update {update!r}; expected {', '.join(map(repr, _PLAIN))}, or an object such"
-        " as commute.SGD(lr=0.1), Momentum, Adagrad, Adam or Semiring"
+        " as commute.SGD(lr=0.1), Momentum, Adagrad, Adam, FTRL or Semiring"
     )
 
 
@@ -162,7 +196,10 @@ _PLACES: Final = {
     "momentum": (2,),
     "dampening": (3,),
     "betas": (2, 3),
+    "l1": (2,),
+    "l2": (3,),
     "eps": (4,),
+    "beta": (4,),
     "lr_decay": (5,),
 }
 

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows for Python: keys in the order they travel, and the calls of a sparse table.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/store.h"
+#include "store/encoding.h"
+#include "store/query.h"
+
+namespace nb = nanobind;
+
+namespace commute::bindings {
+namespace {
+
+using Release = nb::call_guard<nb::gil_scoped_release>;
+
+// What a ticket holds, and every call makes.
+struct Keys {
+  Client::Order order;
+  size_t given = 0;  // how many, repeated ones included
+};
+
+Keys order_of(Endpoint& self, uintptr_t address, size_t count) {
+  const nb::gil_scoped_release released;
+  return {self.order_of({reinterpret_cast<const uint64_t*>(address), count}), count};
+}
+
+// The table's specification, as if it were dense and as large as the gradient.
+TableSpec spec_of(Endpoint& endpoint, uint32_t table, size_t rows) {
+  TableSpec spec = endpoint.look([&](const Client& client) { return client.spec(table); });
+  spec.count *= rows;
+  return spec;
+}
+
+uint64_t push_rows(Endpoint& self, uint32_t table, const Keys& keys,
+                   const std::vector<uintptr_t>& given, uintptr_t scale, uintptr_t out, bool piece,
+                   bool remember, bool asked, bool reject_nan, double seconds, Kept kept,
+                   nb::object arrays) {
+  return run(self, seconds, kept, arrays, [&] {
+    const TableSpec spec = spec_of(self, table, keys.given);
+    const std::byte* rows = at(given.front());
+    Client::Owner owner;
+    if (given.size() > 1 || scale != 0) {
+      std::vector<const std::byte*> devices;
+      for (const uintptr_t address : given) devices.push_back(at(address));
+      owner = gather(spec, devices, at(scale));
+      rows = owner->data();
+    }
+    if (reject_nan && has_nan(spec.dtype, rows, spec.count)) throw std::invalid_argument("NaN");
+    const Client::RowCall call{keys.order, rows, into(out), piece, remember, asked};
+    return self.call(asked && seconds < 0, [&](Client& client) {
+      return client.push_rows(table, call, [&] { self.move(); });
+    });
+  });
+}
+
+uint64_t pull_rows(Endpoint& self, uint32_t table, const Keys& keys, uintptr_t out, bool remember,
+                   double seconds, Kept kept, nb::object arrays) {
+  return run(self, seconds, kept, arrays, [&] {
+    const Client::RowCall call{keys.order, nullptr, into(out), false, remember, true};
+    return self.call(seconds < 0, [&](Client& client) {
+      return client.pull_rows(table, call, [&] { self.move(); });
+    });
+  });
+}
+
+// What is saved, and back.
+void bind_saving(nb::class_<Endpoint>& endpoint) {
+  endpoint
+      .def(
+          "items",
+          [](Endpoint& self, uint32_t table, uint32_t part, uint64_t start) {
+            return self.call(false,
+                             [&](Client& client) { return client.items(table, part, start); });
+          },
+          nb::arg("table"), nb::arg("part"), nb::arg("start"), Release())
+      .def(
+          "parts_of",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.parts_of(table); });
+          },
+          nb::arg("table"))
+      .def(
+          "reset",
+          [](Endpoint& self, uint32_t table, uint64_t clock) {
+            return self.call(false, [&](Client& client) { return client.reset(table, clock); });
+          },
+          nb::arg("table"), nb::arg("clock"), Release())
+      .def(
+          "begin_at",
+          [](Endpoint& self, uint32_t table, uint64_t clock) {
+            self.call(false, [&](Client& client) { client.begin_at(table, clock); });
+          },
+          nb::arg("table"), nb::arg("clock"), Release())
+      .def(
+          "load",
+          [](Endpoint& self, uint32_t table, uint32_t part, uint64_t updates, uint64_t which,
+             uintptr_t array, size_t bytes) {
+            std::vector<std::byte> saved;
+            put(saved, SavedArray{updates, which});
+            put_bytes(saved, at(array), bytes);
+            return self.call(
+                false, [&](Client& client) { return client.load(table, part, std::move(saved)); });
+          },
+          nb::arg("table"), nb::arg("part"), nb::arg("updates"), nb::arg("which"), nb::arg("array"),
+          nb::arg("bytes"), Release())
+      .def(
+          "load_rows",
+          [](Endpoint& self, uint32_t table, const Keys& keys, uintptr_t rows) {
+            const Client::RowCall call{keys.order, at(rows), nullptr, false, false, true};
+            return self.call(false, [&](Client& client) { return client.load_rows(table, call); });
+          },
+          nb::arg("table"), nb::arg("keys"), nb::arg("rows"), Release());
+}
+
+}  // namespace
+
+void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
+  nb::class_<Keys>(module, "Keys")
+      .def_ro("given", &Keys::given)
+      .def_prop_ro("unique", [](const Keys& self) { return self.order->keys.size(); });
+  endpoint.def("order_of", &order_of, nb::arg("address"), nb::arg("count"))
+      .def("push_rows", &push_rows, nb::arg("table"), nb::arg("keys"), nb::arg("given"),
+           nb::arg("scale"), nb::arg("out"), nb::arg("piece"), nb::arg("remember"),
+           nb::arg("asked"), nb::arg("reject_nan"), nb::arg("seconds"), nb::arg("kept"),
+           nb::arg("arrays").none())
+      .def("pull_rows", &pull_rows, nb::arg("table"), nb::arg("keys"), nb::arg("out"),
+           nb::arg("remember"), nb::arg("seconds"), nb::arg("kept"), nb::arg("arrays").none())
+      .def(
+          "drop_rows",
+          [](Endpoint& self, uint32_t table, const Keys& keys) {
+            const nb::gil_scoped_release released;
+            const Client::RowCall call{keys.order, nullptr, nullptr, false, false, true};
+            return self.call(false, [&](Client& client) { return client.drop_rows(table, call); });
+          },
+          nb::arg("table"), nb::arg("keys"));
+  bind_saving(endpoint);
+}
+
+}  // namespace commute::bindings

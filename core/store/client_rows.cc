@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client's calls about rows: keys in the order they travel, cut into messages.
+//
+// A call is cut the same way whatever it does, so that the lists of keys of a pull are those of the
+// push that follows. Cuts are where a slot ends; a slot whose rows are too many for one message is
+// sent in pieces, which its shard puts together.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "store/client.h"
+#include "store/encoding.h"
+#include "store/row_desk.h"
+#include "store/wire.h"
+
+namespace commute {
+namespace {
+
+// Of keys and rows in one message: small enough that a call is many, which overlap.
+constexpr size_t kMessageBytes = 128 << 10;
+// Digests of lists that shards were asked to remember; beyond that all are forgotten.
+constexpr size_t kKnownMax = 1 << 16;
+
+uint32_t rows_per_message(const TableSpec& spec) {
+  return static_cast<uint32_t>(
+      std::max<size_t>(1, kMessageBytes / (sizeof(uint64_t) + spec.bytes())));
+}
+
+struct Cut {
+  uint32_t end = 0;
+  bool within = false;  // a slot
+};
+
+// Where the message that begins at `first` ends, of keys up to `end`.
+Cut cut(const KeyOrder& order, const TableSpec& spec, uint32_t first, uint32_t end) {
+  const uint32_t most = rows_per_message(spec);
+  if (end - first <= most) return {end, false};
+  const auto slot = [&](uint32_t at) { return slot_of(hash_of(order.keys[at]), spec.slots); };
+  uint32_t at = first + most;
+  while (at > first && slot(at) == slot(at - 1)) --at;
+  if (at > first) return {at, false};
+  at = first + most;
+  return {at, true};
+}
+
+// Rows with their state, as bytes.
+TableSpec saved(const TableSpec& spec) {
+  TableSpec bytes = spec;
+  bytes.dtype = bytes.wire = Dtype::kUint8;
+  bytes.count = spec.layout().bytes;
+  bytes.update = {};
+  bytes.update.kind = UpdateKind::kAssign;
+  return bytes;
+}
+
+}  // namespace
+
+Client::Order Client::order_of(std::span<const uint64_t> keys) const {
+  return std::make_shared<const KeyOrder>(KeyOrder::of(keys, settings_.slots, settings_.shards));
+}
+
+uint64_t Client::push_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {
+  Table& table = tables_.at(id);
+  StoreHeader header;
+  header.clock = table.clock + 1;
+  header.flags = static_cast<uint8_t>((call.piece ? kStorePiece : 0) |
+                                      (call.out != nullptr ? kStoreWants : 0));
+  if (!call.piece) ++table.clock;
+  table.pushed |= !call.piece;
+  table.building = call.piece;
+  return send_rows(id, header, call, move);
+}
+
+uint64_t Client::pull_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {
+  StoreHeader header;
+  header.kind = StoreKind::kPull;
+  header.clock = tables_.at(id).clock;
+  return send_rows(id, header, call, move);
+}
+
+uint64_t Client::drop_rows(uint32_t id, const RowCall& call) {
+  StoreHeader header;
+  header.kind = StoreKind::kDrop;
+  header.clock = tables_.at(id).clock;
+  return send_rows(id, header, call, [] {});
+}
+
+uint64_t Client::load_rows(uint32_t id, const RowCall& call) {
+  StoreHeader header;
+  header.kind = StoreKind::kLoad;
+  header.clock = tables_.at(id).clock;
+  return send_rows(id, header, call, [] {});
+}
+
+uint64_t Client::items(uint32_t id, uint32_t index, uint64_t from) {
+  Table& table = tables_.at(id);
+  Part& part = table.parts.at(index);
+  StoreHeader header;
+  header.kind = StoreKind::kPull;
+  header.flags = kStoreItems;
+  header.table = id;
+  header.slot = part.slot;
+  header.version = from;
+  header.clock = table.clock;
+  put_number(header, 0, part);
+  const uint64_t call = begin(1);
+  send(part.shard, {header, {}, nullptr, call, index});
+  return call;
+}
+
+uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
+                           const std::function<void()>& move) {
+  Table& table = tables_.at(id);
+  const KeyOrder& order = *call.order;
+  const TableSpec spec = header.kind == StoreKind::kLoad ? saved(table.spec) : table.spec;
+  const bool changes = header.kind != StoreKind::kPull;
+  size_t messages = 0;
+  for (size_t i = 0; i < table.parts.size(); ++i) {
+    uint32_t at = order.begins[i];
+    // A push reaches every shard: where it has no rows it counts all the same.
+    if (at == order.begins[i + 1]) messages += header.kind == StoreKind::kPush;
+    for (; at < order.begins[i + 1]; ++messages) at = cut(order, spec, at, order.begins[i + 1]).end;
+  }
+  header.table = id;
+  const uint64_t number = begin(messages, call.out, call.asked_about);
+  if (messages == 0) {  // nothing to ask for
+    calls_.erase(number);
+    return 0;
+  }
+  const uint8_t flags = header.flags;
+  for (uint32_t i = 0; i < table.parts.size(); ++i) {
+    const uint32_t end = order.begins[i + 1];
+    uint32_t first = order.begins[i];
+    if (first == end && header.kind != StoreKind::kPush) continue;
+    do {
+      const Cut to = cut(order, spec, first, end);
+      Part& part = table.parts[i];
+      header.slot = part.slot;
+      header.flags = flags;
+      if (changes && to.end < end) header.flags |= to.within ? kStorePiece : kStoreFollowed;
+      put_number(header, changes ? ++last_number_ : 0, part);
+      Owner payload = row_payload(part, spec, call, first, to.end - first);
+      const Bytes bytes(*payload);
+      send(part.shard, {header, bytes, std::move(payload), number, i, State::kWaiting, false,
+                        call.order, first, to.end - first});
+      first = to.end;
+      move();
+    } while (first < end);
+  }
+  return number;
+}
+
+Client::Owner Client::row_payload(Part& part, const TableSpec& spec, const RowCall& call,
+                                  uint32_t first, uint32_t rows) const {
+  const auto keys = std::span(call.order->keys).subspan(first, rows);
+  KeysHead head{rows, KeysForm::kKeys, {}};
+  if (call.remember && rows > 0) {
+    head.digest = digest_of(keys);
+    if (part.known.size() >= kKnownMax) part.known.clear();
+    const bool is_new = part.known.insert(head.digest).second;
+    head.form = is_new ? KeysForm::kRemember : KeysForm::kKnown;
+  }
+  const size_t key_bytes = head.form == KeysForm::kKnown ? 0 : keys.size_bytes();
+  const size_t row_bytes = call.given != nullptr ? rows * spec.bytes() : 0;
+  auto payload = std::make_shared<std::vector<std::byte>>(sizeof head + key_bytes + row_bytes);
+  std::memcpy(payload->data(), &head, sizeof head);
+  if (key_bytes > 0) std::memcpy(payload->data() + sizeof head, keys.data(), key_bytes);
+  if (row_bytes == 0) return payload;
+  std::byte* const to = payload->data() + sizeof head + key_bytes;
+  gather_rows(*call.order, spec, first, rows, call.given, to);
+  if (spec.wire != spec.dtype) {
+    const auto narrow = narrowed(spec.wire, {to, row_bytes});
+    payload->resize(sizeof head + key_bytes);
+    put_bytes(*payload, narrow.data(), narrow.size());
+  }
+  return payload;
+}
+
+// The shard has forgotten the list.
+void Client::send_keys(Line& line, size_t at) {
+  Kept& kept = line.kept[at];
+  Bytes rows = kept.payload;
+  auto head = take<KeysHead>(rows);
+  head.form = KeysForm::kRemember;
+  std::vector<std::byte> payload;
+  put(payload, head);
+  put_bytes(payload, kept.order->keys.data() + kept.first, kept.rows * sizeof(uint64_t));
+  put_bytes(payload, rows.data(), rows.size());
+  kept_bytes_ += payload.size() - kept.payload.size();
+  kept.owner = std::make_shared<const std::vector<std::byte>>(std::move(payload));
+  kept.payload = Bytes(*kept.owner);
+  kept.header.bytes = kept.payload.size();
+  kept.state = State::kWaiting;
+  line.looked = std::min(line.looked, at);
+}
+
+}  // namespace commute

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about a sparse table's rows, answered where they lie; the client merges the answers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "store/query.h"
+#include "store/slot.h"
+
+namespace commute {
+
+using RowParts = std::vector<Slot::Part*>;
+
+struct RowSummary {
+  Summary values;
+  uint64_t rows = 0;
+  uint64_t bytes = 0;  // of memory: keys, values, states and what finding them takes
+};
+RowSummary summarize_rows(const RowParts& parts);
+
+// The rows of largest Euclidean norm, as `index` the key; rows of one element by its magnitude, and
+// with its sign.
+std::vector<Ranked> top_rows(const RowParts& parts, size_t k);
+
+// Rows with their state in the order of their hashes, from the one with hash `from` on:
+//
+//   answer = head | keys | rows
+struct ItemsHead {
+  uint64_t next = 0;  // the hash to go on from; 0: that was all
+  uint32_t count = 0;
+  uint32_t row_bytes = 0;
+};
+std::vector<std::byte> items(const RowParts& parts, uint64_t from);
+
+}  // namespace commute

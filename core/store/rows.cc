@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace commute {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kBlockBytes = 8192;  // of the arena, at most, unless a row is larger
+constexpr size_t kLineBytes = 64;
+constexpr size_t kRowLines = 4;  // of a row are fetched ahead; the processor sees how it goes on
+constexpr size_t kKeysMax = 7;   // in a bucket: as many as a line has room for, beside the meta
+
+size_t rounded_up(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+void fetch(const std::byte* begin, size_t bytes) {
+  const std::byte* line = begin - reinterpret_cast<uintptr_t>(begin) % kLineBytes;
+  for (; line < begin + bytes; line += kLineBytes) __builtin_prefetch(line);
+}
+
+// So that nothing is lost between the taking of a block and its entry here.
+void make_room(std::vector<std::byte*>& blocks) {
+  if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() + blocks.size() / 2 + 1);
+}
+
+// A bit for each of the first seven words that is the key. All are in the bucket, whether they are
+// keys or not: `used` tells. Without a branch, for nobody can guess which it is.
+uint32_t matches(const std::byte* bucket, uint64_t key) {
+  uint64_t words[kKeysMax];
+  std::memcpy(words, bucket, sizeof words);
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < kKeysMax; ++i) found |= static_cast<uint32_t>(words[i] == key) << i;
+  return found;
+}
+
+// Random numbers that depend on a seed and a key (splitmix64).
+class Stream {
+ public:
+  Stream(uint64_t seed, uint64_t key) : state_(hash_of(key ^ hash_of(seed + kStep))) {}
+
+  // In [0, 1), a multiple of 2^-53.
+  double next() { return static_cast<double>(hash_of(state_ += kStep) >> 11) * 0x1p-53; }
+
+ private:
+  static constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+  uint64_t state_;
+};
+
+// Of a positive number. The C library's is not the same on every machine.
+double log_of(double x) {
+  int exponent;
+  double mantissa = std::frexp(x, &exponent);
+  if (mantissa < 0.70710678118654752) {
+    mantissa *= 2;
+    --exponent;
+  }
+  // log m = 2 artanh t; |t| < 0.172, so the next term is below 2^-55.
+  const double t = (mantissa - 1) / (mantissa + 1);
+  const double square = t * t;
+  double series = 0;
+  for (int n = 21; n >= 1; n -= 2) series = series * square + 1.0 / n;
+  return 2 * t * series + exponent * 0.69314718055994531;
+}
+
+template <class T>
+void uniform(const Initial& initial, uint64_t key, T* row, size_t width) {
+  Stream stream(initial.seed, key);
+  for (size_t i = 0; i < width; ++i) {
+    row[i] = static_cast<T>(initial.a + (initial.b - initial.a) * stream.next());
+    if (!(row[i] < static_cast<T>(initial.b))) row[i] = static_cast<T>(initial.a);  // rounded up
+  }
+}
+
+// Marsaglia's polar method: a point in the unit circle gives two elements.
+template <class T>
+void normal(const Initial& initial, uint64_t key, T* row, size_t width) {
+  Stream stream(initial.seed, key);
+  for (size_t i = 0; i < width; i += 2) {
+    double u, v, square;
+    do {
+      u = 2 * stream.next() - 1;
+      v = 2 * stream.next() - 1;
+      square = u * u + v * v;
+    } while (square >= 1 || square == 0);
+    const double scale = initial.b * std::sqrt(-2 * log_of(square) / square);
+    row[i] = static_cast<T>(initial.a + scale * u);
+    if (i + 1 < width) row[i + 1] = static_cast<T>(initial.a + scale * v);
+  }
+}
+
+template <class T>
+void draw(const Initial& initial, uint64_t key, T* row, size_t width) {
+  initial.kind == Initial::Kind::kUniform ? uniform(initial, key, row, width)
+                                          : normal(initial, key, row, width);
+}
+
+// The bits of a float of 16 bits, rounded to nearest even straight from the double.
+uint16_t rounded16(double value, int mantissa_bits, int exponent_min) {
+  const auto infinity = static_cast<uint16_t>(0x7fff >> mantissa_bits << mantissa_bits);
+  if (std::isnan(value)) return static_cast<uint16_t>(infinity | 1 << (mantissa_bits - 1));
+  const int sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isinf(value)) return static_cast<uint16_t>(sign | infinity);
+  if (value == 0) return static_cast<uint16_t>(sign);
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  exponent = std::max(exponent - 1, exponent_min);  // denormal ones share the least
+  const double steps = std::nearbyint(std::ldexp(std::abs(value), mantissa_bits - exponent));
+  // A normal number's steps begin with the 1 that is not stored: it counts the exponent up.
+  const double bits = std::ldexp(exponent - exponent_min, mantissa_bits) + steps;
+  return static_cast<uint16_t>(sign | (bits < infinity ? static_cast<int>(bits) : infinity));
+}
+
+// What is too large for an integer becomes the largest.
+template <class T>
+T cast(double value) {
+  if constexpr (std::is_integral_v<T>) {
+    if (std::isnan(value)) return 0;
+    if (value <= static_cast<double>(std::numeric_limits<T>::min()))
+      return std::numeric_limits<T>::min();
+    if (value >= static_cast<double>(std::numeric_limits<T>::max()))
+      return std::numeric_limits<T>::max();
+  }
+  return static_cast<T>(value);
+}
+
+template <class T>
+void repeat(T value, std::byte* row, size_t width) {
+  for (size_t i = 0; i < width; ++i) std::memcpy(row + i * sizeof value, &value, sizeof value);
+}
+
+void repeat(Dtype dtype, double value, std::byte* row, size_t width) {
+  switch (dtype) {
+    case Dtype::kInt8:
+      return repeat(cast<int8_t>(value), row, width);
+    case Dtype::kUint8:
+      return repeat(cast<uint8_t>(value), row, width);
+    case Dtype::kInt16:
+      return repeat(cast<int16_t>(value), row, width);
+    case Dtype::kUint16:
+      return repeat(cast<uint16_t>(value), row, width);
+    case Dtype::kInt32:
+      return repeat(cast<int32_t>(value), row, width);
+    case Dtype::kUint32:
+      return repeat(cast<uint32_t>(value), row, width);
+    case Dtype::kInt64:
+      return repeat(cast<int64_t>(value), row, width);
+    case Dtype::kUint64:
+      return repeat(cast<uint64_t>(value), row, width);
+    case Dtype::kFloat16:
+      return repeat(rounded16(value, 10, -14), row, width);
+    case Dtype::kBfloat16:
+      return repeat(rounded16(value, 7, -126), row, width);
+    case Dtype::kFloat32:
+      return repeat(cast<float>(value), row, width);
+    case Dtype::kFloat64:
+      return repeat(value, row, width);
+  }
+}
+
+// Adagrad counts only for its decay.
+bool counts_steps(const Update& update) {
+  return update.kind == UpdateKind::kMomentum || update.kind == UpdateKind::kAdam ||
+         (update.kind == UpdateKind::kAdagrad && update.lr_decay != 0);
+}
+
+}  // namespace
+
+void initial_row(const Initial& initial, Dtype dtype, uint64_t key, void* row, size_t width) {
+  if (initial.kind == Initial::Kind::kConstant)
+    repeat(dtype, initial.a, static_cast<std::byte*>(row), width);
+  else if (dtype == Dtype::kFloat64)
+    draw(initial, key, static_cast<double*>(row), width);
+  else
+    draw(initial, key, static_cast<float*>(row), width);
+}
+
+RowLayout::RowLayout(Dtype dtype, uint32_t width, const Update& update, bool expires)
+    : dtype(dtype),
+      width(width),
+      value_bytes(width * item_bytes(dtype)),
+      states(update.states()),
+      step_at(-1),
+      touched_at(-1),
+      bytes(value_bytes * (1 + states)),
+      is_inline(width <= kInlineWidth) {
+  const bool counts = counts_steps(update);
+  size_t alignment = item_bytes(dtype);
+  if (counts || expires) {
+    alignment = std::max(alignment, sizeof(uint32_t));
+    bytes = rounded_up(bytes, sizeof(uint32_t));
+  }
+  if (counts) step_at = static_cast<ptrdiff_t>(std::exchange(bytes, bytes + sizeof(uint32_t)));
+  if (expires) touched_at = static_cast<ptrdiff_t>(std::exchange(bytes, bytes + sizeof(uint32_t)));
+  bytes = rounded_up(bytes, alignment);
+
+  // The smallest bucket that is used well; where none is, the best.
+  const size_t entry = sizeof(uint64_t) + (is_inline ? bytes : sizeof(uint32_t));
+  double best = 0;
+  for (const size_t size : {64, 128, 256}) {
+    const size_t fit = (size - sizeof(uint32_t)) / entry;
+    const double share = static_cast<double>(fit * entry + sizeof(uint32_t)) / size;
+    if (fit == 0 || share <= best) continue;
+    best = share;
+    bucket_bytes = size;
+    entries = static_cast<uint32_t>(fit);
+    if (share >= 0.85) break;
+  }
+}
+
+Rows::Rows(const RowLayout& layout, const Initial& initial, double first_state, uint32_t slots,
+           std::shared_ptr<Pages> pages)
+    : bucket_shift_(static_cast<uint8_t>(std::countr_zero(layout.bucket_bytes))),
+      page_shift_(static_cast<uint8_t>(std::countr_zero(kPageBytes / layout.bucket_bytes))),
+      block_shift_(static_cast<uint8_t>(
+          std::bit_width(std::max<size_t>(1, kBlockBytes / layout.bytes)) - 1)),
+      inline_(layout.is_inline),
+      payloads_at_(static_cast<uint16_t>(layout.entries * sizeof(uint64_t))),
+      payload_bytes_(static_cast<uint16_t>(inline_ ? layout.bytes : sizeof(uint32_t))),
+      row_bytes_(static_cast<uint32_t>(layout.bytes)),
+      value_bytes_(static_cast<uint32_t>(layout.value_bytes)),
+      slots_(slots),
+      layout_(layout),
+      initial_(initial),
+      first_state_(first_state),
+      pages_(std::move(pages)) {}
+
+Rows::~Rows() {
+  for (std::byte* page : index_) pages_->give(page, kPageBytes);
+  for (std::byte* block : blocks_) pages_->give(block, size_t{row_bytes_} << block_shift_);
+}
+
+size_t Rows::memory() const {
+  return index_.size() * kPageBytes + blocks_.size() * (size_t{row_bytes_} << block_shift_);
+}
+
+void Rows::prefetch(uint64_t rest) const {
+  if (homes_ != 0) fetch(bucket(home_of(rest)), size_t{1} << bucket_shift_);
+}
+
+bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
+  if (homes_ == 0) return false;
+  for (uint32_t number = home_of(rest);; ++number) {
+    std::byte* const here = bucket(number);
+    const uint32_t state = meta(here);
+    const uint32_t found = matches(here, key) & state;
+    if (found != 0) {
+      spot = {number, static_cast<uint32_t>(std::countr_zero(found))};
+      return true;
+    }
+    if ((state & kPassedOn) == 0) return false;
+  }
+}
+
+Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
+  Spot spot;
+  if (!locate(key, rest, spot)) return kAbsent;
+  return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
+}
+
+void Rows::prefetch_row(Place place) const {
+  if (place >= kUnknown) return;
+  if (inline_) return fetch(bucket(place >> kEntryBits), size_t{1} << bucket_shift_);
+  fetch(numbered(place), std::min<size_t>(row_bytes_, kRowLines * kLineBytes));
+}
+
+std::byte* Rows::at(Place place, uint64_t key) const {
+  if (place >= kUnknown) return nullptr;
+  if (!inline_) return numbered(place);
+  std::byte* const here = bucket(place >> kEntryBits);
+  const uint32_t entry = place & ((1u << kEntryBits) - 1);
+  return matches(here, key) & used(here) & 1u << entry ? payload(here, entry) : nullptr;
+}
+
+std::byte* Rows::at_or_make(uint64_t key, uint64_t rest, Place hint) {
+  if (std::byte* const row = at(hint, key)) return row;
+  Spot spot;
+  return locate(key, rest, spot) ? row(bucket(spot.bucket), spot.entry) : make(key, rest);
+}
+
+void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const {
+  const std::byte* from = at(hint, key);
+  if (Spot spot; from == nullptr && locate(key, rest, spot))
+    from = row(bucket(spot.bucket), spot.entry);
+  if (from != nullptr)
+    std::memcpy(to, from, value_bytes_);
+  else
+    initial_row(initial_, layout_.dtype, key, to, layout_.width);
+}
+
+std::byte* Rows::make(uint64_t key, uint64_t rest) {
+  if (size_ >= limit_) grow();
+  std::byte* made;
+  if (inline_) {
+    made = insert(key, rest);
+  } else {
+    const uint32_t number = take_number();
+    std::memcpy(insert(key, rest), &number, sizeof number);
+    made = numbered(number);
+  }
+  ++size_;
+  fill(key, made);
+  return made;
+}
+
+void Rows::fill(uint64_t key, std::byte* row) const {
+  initial_row(initial_, layout_.dtype, key, row, layout_.width);
+  std::byte* const states = row + value_bytes_;
+  const size_t filled = layout_.states * value_bytes_;
+  repeat(layout_.dtype, first_state_, states, layout_.states * layout_.width);
+  std::memset(states + filled, 0, row_bytes_ - value_bytes_ - filled);
+}
+
+uint32_t Rows::take_number() {
+  if (dropped_ != kNoRow) {
+    const uint32_t number = dropped_;
+    std::memcpy(&dropped_, numbered(number), sizeof dropped_);
+    return number;
+  }
+  if (numbers_ == kUnknown) throw std::bad_alloc();
+  if (numbers_ >> block_shift_ == blocks_.size()) {
+    make_room(blocks_);
+    blocks_.push_back(pages_->take(size_t{row_bytes_} << block_shift_));
+  }
+  return numbers_++;
+}
+
+std::byte* Rows::insert(uint64_t key, uint64_t rest) {
+  for (uint32_t number = home_of(rest);; ++number) {
+    std::byte* const here = bucket(number);
+    const auto entry = static_cast<uint32_t>(std::countr_one(meta(here)));
+    if (entry < layout_.entries) {
+      meta(here) |= 1u << entry;
+      Rows::key(here, entry) = key;
+      return payload(here, entry);
+    }
+    if (number + 1 == index_.size() << page_shift_) add_page();
+    meta(here) |= kPassedOn;
+  }
+}
+
+void Rows::add_page() {
+  make_room(index_);
+  index_.push_back(pages_->take(kPageBytes));
+}
+
+// An entry's home moves up, so from the last page to the first each finds room: its place is in
+// this page, or a later one, which are done. Only one that had been passed on over a page's border
+// may belong before; it is held until that page's turn. Memory is asked for before anything moves,
+// except where keys were chosen to collide and run off the end: if there is none then, rows are
+// lost.
+void Rows::grow() {
+  auto page = static_cast<uint32_t>(index_.size());
+  const uint32_t pages = std::max(page + 1, page * 5 / 4);
+  std::vector<std::byte> held, kept;
+  held.reserve(kPageBytes);
+  while (index_.size() < pages) add_page();
+  homes_ = (pages << page_shift_) - kTail;
+  limit_ = static_cast<uint32_t>(uint64_t{homes_} * layout_.entries * 4 / 5);
+
+  const size_t stride = sizeof(uint64_t) + payload_bytes_;
+  while (page-- > 0) {
+    drain(page, held);
+    for (size_t at = 0; at < held.size(); at += stride) {
+      uint64_t key;
+      std::memcpy(&key, &held[at], sizeof key);
+      const uint64_t rest = rest_of(hash_of(key), slots_);
+      if (home_of(rest) >> page_shift_ < page)
+        kept.insert(kept.end(), &held[at], &held[at] + stride);
+      else
+        std::memcpy(insert(key, rest), &held[at] + sizeof key, payload_bytes_);
+    }
+    held.swap(kept);
+    kept.clear();
+  }
+}
+
+void Rows::drain(uint32_t page, std::vector<std::byte>& held) {
+  const size_t stride = sizeof(uint64_t) + payload_bytes_;
+  for (uint32_t i = page << page_shift_; i < (page + 1) << page_shift_; ++i) {
+    std::byte* const here = bucket(i);
+    size_t end = held.size();
+    held.resize(end + static_cast<size_t>(std::popcount(used(here))) * stride);
+    for (uint32_t left = used(here); left != 0; left &= left - 1, end += stride) {
+      const auto entry = static_cast<uint32_t>(std::countr_zero(left));
+      std::memcpy(&held[end], &key(here, entry), sizeof(uint64_t));
+      std::memcpy(&held[end] + sizeof(uint64_t), payload(here, entry), payload_bytes_);
+    }
+    meta(here) = 0;
+  }
+}
+
+bool Rows::drop(uint64_t key, uint64_t rest) {
+  Spot spot;
+  if (!locate(key, rest, spot)) return false;
+  std::byte* const here = bucket(spot.bucket);
+  if (!inline_) {
+    const uint32_t number = Rows::number(here, spot.entry);
+    std::memcpy(numbered(number), &dropped_, sizeof dropped_);
+    dropped_ = number;
+  }
+  meta(here) &= ~(1u << spot.entry);
+  --size_;
+  close_gap(home_of(rest), spot.bucket);
+  return true;
+}
+
+// Entries after the gap that belong in it or before move up, each leaving the next gap; then the
+// marks that only they and the dropped entry had caused go.
+void Rows::close_gap(uint32_t home, uint32_t gap) {
+  uint32_t last = gap;
+  while (meta(bucket(last)) & kPassedOn) {
+    ++last;
+    if (move_back(last, gap)) gap = last;
+  }
+  for (uint32_t least = kNoRow; last > home; --last) {
+    least = std::min(least, least_home(last));
+    uint32_t& before = meta(bucket(last - 1));
+    before = least < last ? before | kPassedOn : before & ~kPassedOn;
+  }
+}
+
+bool Rows::move_back(uint32_t from, uint32_t gap) {
+  std::byte* const source = bucket(from);
+  for (uint32_t left = used(source); left != 0; left &= left - 1) {
+    const auto entry = static_cast<uint32_t>(std::countr_zero(left));
+    const uint64_t moved = key(source, entry);
+    if (home_of(rest_of(hash_of(moved), slots_)) > gap) continue;
+    std::byte* const target = bucket(gap);
+    const auto free = static_cast<uint32_t>(std::countr_one(used(target)));
+    key(target, free) = moved;
+    std::memcpy(payload(target, free), payload(source, entry), payload_bytes_);
+    meta(target) |= 1u << free;
+    meta(source) &= ~(1u << entry);
+    return true;
+  }
+  return false;
+}
+
+uint32_t Rows::least_home(uint32_t number) const {
+  std::byte* const here = bucket(number);
+  uint32_t least = number;
+  for (uint32_t left = used(here); left != 0; left &= left - 1) {
+    const uint64_t key = Rows::key(here, static_cast<uint32_t>(std::countr_zero(left)));
+    least = std::min(least, home_of(rest_of(hash_of(key), slots_)));
+  }
+  return least;
+}
+
+std::vector<uint64_t> Rows::keys() const {
+  std::vector<std::pair<uint64_t, uint64_t>> hashed;
+  hashed.reserve(size_);
+  each([&](uint64_t key, const std::byte*) { hashed.emplace_back(hash_of(key), key); });
+  std::sort(hashed.begin(), hashed.end());
+  std::vector<uint64_t> keys(hashed.size());
+  std::transform(hashed.begin(), hashed.end(), keys.begin(),
+                 [](const auto& one) { return one.second; });
+  return keys;
+}
+
+}  // namespace commute

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of a sparse table in one slot: a map from uint64 to value and state, by open addressing.
+//
+//   hash(key) = a bijective mix; its first bits name the slot, the others the place in the slot
+//
+//   bucket = keys | payloads | meta        one or a few cache lines; meta: which entries are used,
+//                                          and whether one that belongs here is further on
+//   payload = the row itself, if it is narrow (up to kInlineWidth); else its number in the arena
+//   row = value | state | state | step?    `step` where the update counts
+//         | touched?                       the clock of the last contribution, where rows expire
+//
+// An entry's home is hash * buckets / 2^64, so entries lie roughly in the order of their hashes; a
+// full bucket passes on to the next. When 4 of 5 entries are used, a quarter more buckets are added
+// at the end and the entries move up in place, from the last to the first: nothing is freed, and
+// nobody waits for a table of millions to be copied.
+//
+// Every uint64 is a legal key. A row that nobody has pushed is not there; what it would hold is
+// given by `initial_row`, from the table's seed and the key.
+//
+// Invariants: 1. An entry is in its home bucket, or in a later one, and then all from its home up
+// to there are full. 2. A bucket is marked as passed on if, and only if, an entry that belongs in
+// it or before it is after it: a drop fills its gap and takes marks away, so that a look-up stays
+// short however many rows come and go. 3. Rows in the arena never move; the number of one that was
+// dropped may be another's later.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dtype.h"
+#include "store/pages.h"
+#include "store/update.h"
+
+namespace commute {
+
+constexpr uint32_t kInlineWidth = 4;
+constexpr uint32_t kWidthMax = 4096;
+
+// Bijective: equal hashes are equal keys.
+inline uint64_t hash_of(uint64_t key) {
+  key ^= key >> 30;
+  key *= 0xbf58476d1ce4e5b9;
+  key ^= key >> 27;
+  key *= 0x94d049bb133111eb;
+  return key ^ key >> 31;
+}
+
+__extension__ using Wide = unsigned __int128;
+
+// `slots` is a power of two.
+inline uint32_t slot_of(uint64_t hash, uint32_t slots) {
+  return static_cast<uint32_t>(static_cast<Wide>(hash) * slots >> 64);
+}
+// What is left of a hash within its slot.
+inline uint64_t rest_of(uint64_t hash, uint32_t slots) {
+  return hash * slots;
+}
+
+// What a row that nobody has pushed holds.
+struct Initial {
+  enum class Kind : uint8_t { kConstant = 0, kUniform = 1, kNormal = 2 };
+  Kind kind = Kind::kConstant;
+  double a = 0;  // the constant, the lower end, the mean
+  double b = 0;  // the upper end (not reached), the standard deviation
+  uint64_t seed = 0;
+
+  bool operator==(const Initial&) const = default;
+};
+// The same bits on every machine. Uniform and normal: float32 and float64.
+void initial_row(const Initial& initial, Dtype dtype, uint64_t key, void* row, size_t width);
+
+// Where things are in a row.
+struct RowLayout {
+  RowLayout(Dtype dtype, uint32_t width, const Update& update, bool expires);
+
+  Dtype dtype;
+  uint32_t width;
+  size_t value_bytes;    // one array of the row
+  size_t states;         // arrays after the value
+  ptrdiff_t step_at;     // uint32; -1: none
+  ptrdiff_t touched_at;  // uint32; -1: none
+  size_t bytes;          // of the row
+  bool is_inline;
+  size_t bucket_bytes;  // 64, 128 or 256
+  uint32_t entries;     // of a bucket
+};
+
+class Rows {
+ public:
+  // Where a row was found: its number in the arena, or inline its entry.
+  using Place = uint32_t;
+  static constexpr Place kAbsent = ~uint32_t{0};
+  static constexpr Place kUnknown = kAbsent - 1;  // not looked up
+
+  // The rows of one of `slots` slots.
+  Rows(const RowLayout& layout, const Initial& initial, double first_state, uint32_t slots,
+       std::shared_ptr<Pages> pages);
+  ~Rows();
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+
+  // `rest` is rest_of(hash_of(key)). A look-up in three steps, so that many can be under way.
+  void prefetch(uint64_t rest) const;
+  Place find(uint64_t key, uint64_t rest) const;
+  void prefetch_row(Place place) const;
+
+  // In what follows a place is as `find` gave it, and no row was dropped since. Rows may have been
+  // made, and inline ones may have moved: that is noticed by their key.
+  //
+  // The row of a place; nullptr when it is not there any more, or kAbsent.
+  std::byte* at(Place place, uint64_t key) const;
+  // Makes the initial row where there is none. `hint` may be kAbsent (perhaps it was made since)
+  // or kUnknown.
+  std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint);
+  // What a pull gets: the value of the row, or the initial one.
+  void copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const;
+  bool drop(uint64_t key, uint64_t rest);
+
+  size_t size() const { return size_; }
+  size_t memory() const;  // bytes in pages
+  const RowLayout& layout() const { return layout_; }
+  // Calls f(key, row) for every row, in no order; f may not change the table.
+  template <class F>
+  void each(F f) const;
+  // The keys in the order of their hashes.
+  std::vector<uint64_t> keys() const;
+
+ private:
+  friend struct RowsInvariants;  // the test's
+
+  static constexpr uint32_t kTail = 4;             // buckets at the end that are nobody's home
+  static constexpr uint32_t kEntryBits = 3;        // of an inline place, below the bucket's number
+  static constexpr uint32_t kPassedOn = 1u << 31;  // in a meta, above the bits of used entries
+  static constexpr uint32_t kNoRow = kAbsent;
+  static constexpr uint32_t kEachAhead = 8;  // buckets
+
+  struct Spot {
+    uint32_t bucket;
+    uint32_t entry;
+  };
+
+  uint32_t home_of(uint64_t rest) const {
+    return static_cast<uint32_t>(static_cast<Wide>(rest) * homes_ >> 64);
+  }
+  std::byte* bucket(uint32_t number) const {
+    return index_[number >> page_shift_] +
+           (static_cast<size_t>(number & ((1u << page_shift_) - 1)) << bucket_shift_);
+  }
+  uint32_t& meta(std::byte* bucket) const {
+    return *reinterpret_cast<uint32_t*>(bucket + (size_t{1} << bucket_shift_) - sizeof(uint32_t));
+  }
+  uint32_t used(std::byte* bucket) const { return meta(bucket) & ~kPassedOn; }
+  static uint64_t& key(std::byte* bucket, uint32_t entry) {
+    return reinterpret_cast<uint64_t*>(bucket)[entry];
+  }
+  std::byte* payload(std::byte* bucket, uint32_t entry) const {
+    return bucket + payloads_at_ + entry * payload_bytes_;
+  }
+  // Of wide rows.
+  uint32_t& number(std::byte* bucket, uint32_t entry) const {
+    return reinterpret_cast<uint32_t*>(bucket + payloads_at_)[entry];
+  }
+  std::byte* numbered(uint32_t number) const {
+    return blocks_[number >> block_shift_] + (number & ((1u << block_shift_) - 1)) * row_bytes_;
+  }
+  std::byte* row(std::byte* bucket, uint32_t entry) const {
+    return inline_ ? payload(bucket, entry) : numbered(number(bucket, entry));
+  }
+
+  bool locate(uint64_t key, uint64_t rest, Spot& spot) const;
+  std::byte* make(uint64_t key, uint64_t rest);
+  uint32_t take_number();
+  // A free entry for a key that is not there; what goes into its payload is up to the caller.
+  std::byte* insert(uint64_t key, uint64_t rest);
+  void grow();
+  void add_page();
+  void drain(uint32_t page, std::vector<std::byte>& held);
+  void close_gap(uint32_t home, uint32_t gap);
+  bool move_back(uint32_t from, uint32_t gap);
+  uint32_t least_home(uint32_t number) const;
+  void fill(uint64_t key, std::byte* row) const;
+
+  // First what every look-up reads.
+  std::vector<std::byte*> index_;  // pages of buckets
+  uint32_t homes_ = 0;
+  uint32_t size_ = 0;
+  uint8_t bucket_shift_;
+  uint8_t page_shift_;
+  uint8_t block_shift_;
+  bool inline_;
+  uint16_t payloads_at_;
+  uint16_t payload_bytes_;
+  std::vector<std::byte*> blocks_;  // of the arena
+  uint32_t row_bytes_;
+  uint32_t value_bytes_;
+
+  uint32_t limit_ = 0;         // rows, before it grows
+  uint32_t numbers_ = 0;       // rows of the arena that were ever made
+  uint32_t dropped_ = kNoRow;  // the first of them to use again; each holds the next one's number
+  uint32_t slots_;
+  RowLayout layout_;
+  Initial initial_;
+  double first_state_;
+  std::shared_ptr<Pages> pages_;
+};
+
+template <class F>
+void Rows::each(F f) const {
+  const auto buckets = static_cast<uint32_t>(index_.size()) << page_shift_;
+  for (uint32_t i = 0; i < buckets; ++i) {
+    if (!inline_ && i + kEachAhead < buckets) {
+      std::byte* const later = bucket(i + kEachAhead);
+      for (uint32_t left = used(later); left != 0; left &= left - 1)
+        __builtin_prefetch(row(later, static_cast<uint32_t>(std::countr_zero(left))));
+    }
+    std::byte* const here = bucket(i);
+    for (uint32_t left = used(here); left != 0; left &= left - 1) {
+      const auto entry = static_cast<uint32_t>(std::countr_zero(left));
+      f(key(here, entry), row(here, entry));
+    }
+  }
+}
+
+}  // namespace commute
