@@ -136,12 +136,13 @@ void bind_declarations(nb::class_<Endpoint>& endpoint) {
       .def(
           "declare_table",
           [](Endpoint& self, const std::string& name, const TableSpec& spec,
-             const std::string& declaration) {
+             const std::string& declaration, int64_t instead_of) {
             return self.call(false, [&](Client& client) {
-              return client.declare_table(name, spec, declaration);
+              return client.declare_table(name, spec, declaration, instead_of);
             });
           },
-          nb::arg("name"), nb::arg("spec"), nb::arg("declaration"), Release())
+          nb::arg("name"), nb::arg("spec"), nb::arg("declaration"), nb::arg("instead_of") = -1,
+          Release())
       .def(
           "declare",
           [](Endpoint& self, const std::string& name, const TableSpec& spec, uintptr_t first,
@@ -249,6 +250,14 @@ void bind_state(nb::class_<Endpoint>& endpoint) {
           },
           nb::arg("name"))
       .def(
+          "maker_of",
+          [](Endpoint& self, const std::string& name) {
+            return self.look([&](const Client& client) {
+              return static_cast<int64_t>(client.table_of(name)->maker);
+            });
+          },
+          nb::arg("name"))
+      .def(
           "shards_of",
           [](Endpoint& self, uint32_t table) {
             return self.look([&](const Client& client) { return client.shards_of(table); });
@@ -317,9 +326,11 @@ void bind_server(nb::module_& module) {
           nb::arg("workers"), nb::arg("first_shard"), nb::arg("shards"), nb::arg("all_shards"),
           nb::arg("slots"), nb::arg("may_spin"), nb::arg("replay").none() = nb::none())
       .def("add_channel", &Server::add_channel, nb::arg("shard"), nb::arg("socket"),
-           nb::arg("segment"), Release())
+           nb::arg("segment"), nb::arg("worker") = -1, Release())
       .def("on_lost", &Server::on_lost, nb::arg("worker"), Release())
       .def("on_left", &Server::on_left, nb::arg("worker"), Release())
+      .def("on_came", &Server::on_came, nb::arg("observer"), Release())
+      .def("on_gone", &Server::on_gone, nb::arg("observer"), Release())
       .def(
           "wait_until_over",
           [](Server& self, double seconds) {
@@ -369,6 +380,7 @@ void bind_store(nb::module_& module) {
   bind_endpoint(module);
   bind_plain_table(module);
   bind_store_machines(module);
+  bind_store_status(module);
   module.def("channel_segment", [] { return new_segment(SharedChannel::segment_bytes()); });
   module.def("watch_server", &watch_server, nb::arg("server"), nb::arg("rank"),
              nb::arg("peer_timeout"), nb::keep_alive<0, 1>());

@@ -51,6 +51,8 @@ void bind_shard_machine(nb::module_& module) {
       .def("on_link_down", &Shard::on_link_down, nb::arg("link"))
       .def("on_lost", &Shard::on_lost, nb::arg("worker"))
       .def("on_left", &Shard::on_left, nb::arg("worker"))
+      .def("on_came", &Shard::on_came, nb::arg("observer"))
+      .def("on_gone", &Shard::on_gone, nb::arg("observer"))
       .def(
           "next", [](Shard& self, int link) { return as_message(self.next(link)); },
           nb::arg("link"), nb::sig("def next(self, link: int) -> bytes | None"))
@@ -92,7 +94,7 @@ void bind_client_machine(nb::module_& module) {
           },
           nb::arg("worker"), nb::arg("incarnation"), nb::arg("shards"), nb::arg("planted"))
       .def("declare_table", &Client::declare_table, nb::arg("name"), nb::arg("spec"),
-           nb::arg("declaration"))
+           nb::arg("declaration"), nb::arg("instead_of") = -1)
       .def(
           "table_of",
           [](const Client& self, const std::string& name) -> int64_t {

@@ -32,7 +32,7 @@ Client::Client(Settings settings) : settings_(settings), lines_(settings.shards)
 // --- calls ---
 
 uint64_t Client::declare_table(const std::string& name, const TableSpec& whole,
-                               const std::string& declaration) {
+                               const std::string& declaration, int64_t instead_of) {
   std::vector<std::byte> bytes;
   put_text(bytes, name);
   const auto spec = whole.encode();
@@ -40,6 +40,8 @@ uint64_t Client::declare_table(const std::string& name, const TableSpec& whole,
   put_text(bytes, declaration);
   StoreHeader header;
   header.kind = StoreKind::kTable;
+  header.flags = instead_of >= 0 ? kStoreMaker : 0;
+  header.version = instead_of >= 0 ? uint64_t(instead_of) : 0;
   const uint64_t call = begin(1);
   const Owner payload = owned(std::move(bytes));
   send(0, {header, Bytes(*payload), payload, call, kNoPart});

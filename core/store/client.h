@@ -51,8 +51,9 @@ class Client {
   // --- calls; each returns its number, to be asked about below ---
 
   // Asks the directory; then `table_of` knows the table, and `declare` makes its parts.
+  // `instead_of`: a maker that is gone, or does not make it; unless another took over already.
   uint64_t declare_table(const std::string& name, const TableSpec& whole,
-                         const std::string& declaration);
+                         const std::string& declaration, int64_t instead_of = -1);
   const TableEntry* table_of(const std::string& name) const;
   // `first` is the table's first value: all of it, one element for all, or nothing for zeros.
   uint64_t declare(const std::string& name, const TableSpec& whole, Bytes first);

@@ -36,7 +36,8 @@ bool is_known(StoreKind kind) {
 Shard::Shard(Settings settings, Record record) : settings_(settings), record_(std::move(record)) {}
 
 void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
-  if (header.worker >= settings_.workers || !is_known(header.kind))
+  const bool observer = observes(header.worker);
+  if ((observer && !present_.contains(header.worker)) || !is_known(header.kind))
     return refuse(link, header, Refused::kProtocol, "no correct client sends this");
   uint32_t& newest = incarnations_[header.worker];
   if (header.incarnation < newest)
@@ -53,10 +54,16 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
   if (found == desks_.end())
     return refuse(link, header, Refused::kProtocol, "the table is not declared");
   Desk& desk = found->second;
-  if (desk.workers[header.worker].incarnation != header.incarnation)
+  if (desk.of(header.worker).incarnation != header.incarnation)
     return refuse(link, header, Refused::kProtocol, "this worker has not declared the table");
   if (header.kind == StoreKind::kWho) return who(link, header, desk);
-  if (desk.workers[header.worker].gone)
+  if (observer && header.kind == StoreKind::kPull) return pull(link, header, desk);
+  if (observer && desk.spec().bounded())
+    return refuse(link, header, Refused::kInvalid,
+                  "an observer has no clock, and may change tables at staleness None only; this "
+                  "one has staleness " +
+                      std::to_string(desk.spec().staleness));
+  if (desk.of(header.worker).gone)
     return refuse(link, header, Refused::kLost,
                   "rank " + std::to_string(header.worker) +
                       " itself has left, or was taken for lost, and the others went on without it",
@@ -83,6 +90,8 @@ void Shard::on_link_down(int link) {
   for (auto& [key, desk] : desks_) {
     std::erase_if(desk.pulls, [link](const Waiting& pull) { return pull.link == link; });
     for (Standing& standing : desk.workers)
+      if (standing.eager == link) standing.eager = -1;
+    for (auto& [worker, standing] : desk.observers)
       if (standing.eager == link) standing.eager = -1;
   }
   for (auto& [key, waiting] : not_yet_)
@@ -122,6 +131,28 @@ void Shard::on_left(uint32_t worker) {
   for (auto& [key, desk] : desks_) gone(desk, worker);
 }
 
+// Its numbers are not given out again, so nothing of it can come back: all of it is let go. Where
+// it was to make a part, whoever waits for that asks the directory for another maker.
+void Shard::on_gone(uint32_t observer) {
+  if (present_.erase(observer) == 0) return;
+  incarnations_.erase(observer);
+  for (auto& [key, waiting] : not_yet_)
+    for (const Waiting& one : std::exchange(waiting, {}))
+      if (one.header.version == observer)
+        refuse_unmade(one.link, one.header);
+      else
+        waiting.push_back(one);
+  std::erase_if(not_yet_, [](const auto& item) { return item.second.empty(); });
+  for (auto& [key, desk] : desks_) desk.observers.erase(observer);
+  for (auto& [number, slot] : slots_)
+    for (const auto& [table, part] : slot.parts()) {
+      if (!part.last.contains(observer) && !part.clocks.contains(observer)) continue;
+      const SlotOp op{OpKind::kForget, table, {{observer, 0, 0, 0}}, {}};
+      if (record_) record_(number, op);
+      slot.apply(op);
+    }
+}
+
 void Shard::gone(Desk& desk, uint32_t worker) {
   Standing& standing = desk.workers[worker];
   standing.gone = true;
@@ -144,10 +175,18 @@ void Shard::declare_table(int link, const StoreHeader& header, Bytes payload) {
     if (record_) record_(0, op);
     slots_[0].apply(op);
   } else if (found->second.declaration != entry.declaration) {
-    const std::string text = "rank " + std::to_string(found->second.maker) + " declared " +
-                             found->second.declaration + ", rank " + std::to_string(header.worker) +
-                             " " + entry.declaration;
+    const std::string text = name_of(found->second.maker) + " declared " +
+                             found->second.declaration + ", " + name_of(header.worker) + " " +
+                             entry.declaration;
     return refuse(link, header, Refused::kMismatch, text);
+  } else if ((header.flags & kStoreMaker) && found->second.maker == header.version) {
+    // The maker is gone, or does not come to it: this worker makes what is missing.
+    TableEntry taken = found->second;
+    taken.maker = header.worker;
+    const auto encoded = taken.encode();
+    const SlotOp op{OpKind::kTable, 0, {}, encoded};
+    if (record_) record_(0, op);
+    slots_[0].apply(op);
   }
   StoreHeader placed = header;
   placed.kind = StoreKind::kPlaced;
@@ -188,6 +227,8 @@ void Shard::declare(int link, const StoreHeader& header, Bytes payload) {
           link, header, Refused::kLost,
           "rank " + std::to_string(header.version) + " was lost before it had made the table",
           header.version);
+    if (observes(uint32_t(header.version)) && !present_.contains(uint32_t(header.version)))
+      return refuse_unmade(link, header);
     not_yet_[key_of(header)].push_back({link, header});
     return;
   }
@@ -224,7 +265,7 @@ void Shard::create(const StoreHeader& header, Bytes payload) {
 
 // A worker that comes back has a clock here; what its last life had begun to build is forgotten.
 void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (standing.incarnation < header.incarnation) {
     standing.incarnation = header.incarnation;
     standing.number = 0;
@@ -238,7 +279,7 @@ void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
 }
 
 void Shard::push(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   const TableSpec& spec = desk.spec();
   if (payload.size() != spec.bytes())
     return refuse(link, header, Refused::kProtocol,
@@ -268,7 +309,7 @@ void Shard::push(int link, const StoreHeader& header, Bytes payload, Desk& desk)
 
 // Counts empty contributions up to the clock it names; what is being built becomes the first.
 void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (is_news(header, standing)) {
     if (!its_turn(header, standing)) return put_off(link, header, desk);
     standing.number = header.number;
@@ -283,13 +324,15 @@ void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
 }
 
 void Shard::pull(int link, const StoreHeader& header, Desk& desk) {
-  if (!its_turn(header, desk.workers[header.worker])) return put_off(link, header, desk);
+  // What an observer changes in a bounded table is refused, so nothing there comes after anything.
+  const bool at_once = observes(header.worker) && desk.spec().bounded();
+  if (!at_once && !its_turn(header, desk.of(header.worker))) return put_off(link, header, desk);
   desk.pulls.push_back({link, header});
   answer_pulls(desk);
 }
 
 void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (payload.size() != Update::kEncodedBytes)
     return refuse(link, header, Refused::kProtocol, "an update has another length");
   if (is_news(header, standing)) {
@@ -304,9 +347,11 @@ void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) 
 
 // The worker has flushed before: nothing of it is on its way.
 void Shard::leave(int link, const StoreHeader& header) {
-  left_.emplace(header.number, header.worker);
-  for (auto& [key, desk] : desks_)
-    if (desk.store == header.number && desk.lost < 0) gone(desk, header.worker);
+  if (!observes(header.worker)) {
+    left_.emplace(header.number, header.worker);
+    for (auto& [key, desk] : desks_)
+      if (desk.store == header.number && desk.lost < 0) gone(desk, header.worker);
+  }
   StoreHeader reply = header;
   reply.kind = StoreKind::kCommitted;
   queue(link, reply);
@@ -335,7 +380,7 @@ bool Shard::its_turn(const StoreHeader& header, const Standing& standing) const 
 
 // Not now: it comes after something that was put off, or is too far ahead.
 void Shard::put_off(int link, const StoreHeader& header, Desk& desk) {
-  desk.workers[header.worker].eager = link;
+  desk.of(header.worker).eager = link;
   queue(link, answer(header, StoreKind::kLater, desk));
   say_go(desk);  // what it comes after may have been told to come already
 }
@@ -344,7 +389,7 @@ void Shard::put_off(int link, const StoreHeader& header, Desk& desk) {
 
 void Shard::contribute(const Author& author, Bytes payload, Desk& desk) {
   const TableSpec& spec = desk.spec();
-  Standing& standing = desk.workers[author.worker];
+  Standing& standing = desk.of(author.worker);
   standing.clock = std::max(standing.clock, author.clock);
   if (!spec.in_step()) {
     apply(desk, {OpKind::kContribute, desk.table, {author}, payload});
@@ -421,8 +466,9 @@ void Shard::answer_pulls(Desk& desk) {
   std::deque<Waiting> waiting;
   for (const Waiting& pull : std::exchange(desk.pulls, {})) {
     // In step, the slowest may be ahead of the rounds that are closed for a moment.
-    const bool due = !spec.bounded() || (pull.header.clock <= now + uint64_t(spec.staleness) &&
-                                         (!spec.in_step() || pull.header.clock <= desk.closed));
+    const bool due = !spec.bounded() || observes(pull.header.worker) ||
+                     (pull.header.clock <= now + uint64_t(spec.staleness) &&
+                      (!spec.in_step() || pull.header.clock <= desk.closed));
     if (!due) {
       waiting.push_back(pull);
       continue;
@@ -447,13 +493,15 @@ void Shard::answer_pulls(Desk& desk) {
 
 // Who was put off may come again once that can succeed.
 void Shard::say_go(Desk& desk) {
-  for (Standing& standing : desk.workers) {
-    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) continue;
+  const auto say = [&](Standing& standing) {
+    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) return;
     StoreHeader header;
     header.slot = desk.slot;
     header.table = desk.table;
     queue(std::exchange(standing.eager, -1), answer(header, StoreKind::kGo, desk));
-  }
+  };
+  for (Standing& standing : desk.workers) say(standing);
+  for (auto& [worker, standing] : desk.observers) say(standing);
 }
 
 void Shard::apply(Desk& desk, const SlotOp& op) {
@@ -540,6 +588,16 @@ void Shard::refuse(int link, const StoreHeader& to, Refused code, const std::str
   header.version = about;
   const Bytes text = std::as_bytes(std::span(why));
   queue(link, header, {text.begin(), text.end()});
+}
+
+// To whom waits for a part that an observer was to make.
+void Shard::refuse_unmade(int link, const StoreHeader& to) {
+  refuse(link, to, Refused::kLost, name_of(to.version) + " went before it had made the table",
+         to.version);
+}
+
+std::string Shard::name_of(uint64_t worker) const {
+  return (worker < settings_.workers ? "rank " : "client ") + std::to_string(worker);
 }
 
 void Shard::refuse_lost(int link, const StoreHeader& to, const Desk& desk) {

@@ -21,6 +21,9 @@
 //      and not counted again. An older incarnation is refused.
 //   5. A member that is lost does not count any more where the table goes on (`continues`);
 //      elsewhere everybody who waits, or comes later, is told.
+//   6. An observer is no member: nobody waits for it, and it never waits. It may change tables with
+//      unbounded staleness only; its pulls are answered at once. Rule 4 holds for it as long as it
+//      is connected; after that nothing of it is kept.
 //
 // Answers wait in a queue per link. A value is not copied into it: what is sent is the part as it
 // is then, which with s > 0 may be newer, and with s = 0 is copied just before the next round
@@ -50,7 +53,7 @@ class Shard {
   static constexpr size_t kOwedMax = 64 << 20;
 
   struct Settings {
-    uint32_t workers = 1;  // members are 0 to workers - 1
+    uint32_t workers = 1;  // members are 0 to workers - 1, observers above
     uint32_t index = 0;    // of `shards`; the first keeps the directory
     uint32_t shards = 1;
     uint32_t slots = kSlots;  // of the whole store
@@ -65,6 +68,9 @@ class Shard {
   void on_link_down(int link);    // nobody waits on it for an answer any more
   void on_lost(uint32_t worker);  // by the coordinator's word; what arrived whole stays
   void on_left(uint32_t worker);  // it has ended in peace
+  // An observer is heard from here on, and not any more.
+  void on_came(uint32_t observer) { present_.insert(observer); }
+  void on_gone(uint32_t observer);
 
   // The next answer for this link, or nothing; `sent` takes it off the queue.
   const StoreMessage* next(int link);
@@ -72,6 +78,7 @@ class Shard {
   // Whether this link should be read from.
   bool wants(int link) const;
 
+  const Settings& settings() const { return settings_; }
   const std::map<uint32_t, Slot>& slots() const { return slots_; }
   uint64_t pushes() const { return pushes_; }  // taken
 
@@ -109,6 +116,7 @@ class Shard {
     uint32_t table = 0;
     Slot::Part* part = nullptr;
     std::vector<Standing> workers;
+    std::unordered_map<uint32_t, Standing> observers;
     std::vector<std::byte> sum;  // of the open round, where order is no matter
     bool has_sum = false;
     Bytes only;           // while the round of a single contribution is closed: that contribution
@@ -119,6 +127,9 @@ class Shard {
     int lost = -1;    // a member, where the table does not go on
 
     const TableSpec& spec() const { return part->spec; }
+    Standing& of(uint32_t worker) {
+      return worker < workers.size() ? workers[worker] : observers[worker];
+    }
   };
   using Key = uint64_t;  // slot and table
   static Key key_of(const StoreHeader& header) {
@@ -137,6 +148,8 @@ class Shard {
   void leave(int link, const StoreHeader& header);
   void who(int link, const StoreHeader& header, const Desk& desk);
 
+  bool observes(uint32_t worker) const { return worker >= settings_.workers; }
+  std::string name_of(uint64_t worker) const;
   bool is_news(const StoreHeader& header, Standing& standing) const;
   // Whether what it comes after has been taken.
   bool its_turn(const StoreHeader& header, const Standing& standing) const;
@@ -160,6 +173,7 @@ class Shard {
   void refuse(int link, const StoreHeader& to, Refused code, const std::string& why,
               uint64_t about = 0);
   void refuse_lost(int link, const StoreHeader& to, const Desk& desk);
+  void refuse_unmade(int link, const StoreHeader& to);
 
   const Settings settings_;
   Record record_;
@@ -176,6 +190,7 @@ class Shard {
   StoreMessage next_;
   std::map<uint32_t, bool> lost_;                 // and whether it was a loss
   std::set<std::pair<uint64_t, uint32_t>> left_;  // store and worker
+  std::set<uint32_t> present_;                    // observers
   uint64_t pushes_ = 0;
 };
 

@@ -126,6 +126,13 @@ void Slot::apply(const SlotOp& op, Part* part) {
   }
   if (op.kind == OpKind::kCreate) return create(op);
   if (part == nullptr) part = &parts_.at(op.table);
+  if (op.kind == OpKind::kForget) {
+    for (const Author& author : op.authors) {
+      part->clocks.erase(author.worker);
+      part->last.erase(author.worker);
+    }
+    return;
+  }
   if (op.kind == OpKind::kContribute)
     contribute(op, *part);
   else

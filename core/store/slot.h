@@ -62,6 +62,7 @@ enum class OpKind : uint8_t {
   kContribute = 2,  // payload: what goes into the value; none for empty contributions
   kSet = 3,         // payload: an update whose numbers are new, or NaN where nothing changes
   kTable = 4,       // payload: an entry of the directory
+  kForget = 7,      // its authors: they are gone for good
 };
 
 struct SlotOp {
