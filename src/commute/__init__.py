@@ -33,6 +33,7 @@ from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.store.connection import Connection, connect
 from commute.store.store import Store
 from commute.store.table import DenseTable, TableInfo
 from commute.store.updates import SGD, Adagrad, Adam, Momentum, Semiring
@@ -46,6 +47,7 @@ __all__ = [
     "AuthenticationError",
     "ClosedError",
     "CommuteError",
+    "Connection",
     "DenseTable",
     "ForkedError",
     "Group",
@@ -62,5 +64,6 @@ __all__ = [
     "TableInfo",
     "UnknownTableError",
     "__version__",
+    "connect",
     "init",
 ]

@@ -115,6 +115,7 @@ class Store:
         sizes = _checked_shape(shape)
         code = _dtype_code(dtype)
         late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
+        self._check_rounds(late, reduce, deterministic)
         if deterministic and late != 0:
             raise SettingError(f"deterministic needs rounds, that is staleness 0; got {late}")
         if reduce not in ("sum", "mean"):
@@ -129,7 +130,7 @@ class Store:
             deterministic=rounds and late == 0,
             continues=(self._on_loss or ("raise" if late == 0 else "continue")) == "continue",
         )
-        first = _first_value(init, sizes, code, f"init of table {name!r} on rank {links.rank}")
+        first = _first_value(init, sizes, code, f"init of table {name!r} on {links.me}")
         number = self._declare(name, spec, f"dense {sizes} {spec.describe()}", first, timeout)
         if name not in self._tables:
             self._tables[name] = DenseTable(
@@ -153,7 +154,7 @@ class Store:
         full_name = f"{self.name}/{name}"
         with links.calling():
             call = links.endpoint.declare_table(full_name, spec, declaration)
-        what = f"declaring table {name!r} on rank {links.rank}"
+        what = f"declaring table {name!r} on {links.me}"
         links.finish(call, what, limit)
         number = links.endpoint.table_of(full_name)
         if name not in self._tables:
@@ -173,7 +174,7 @@ class Store:
         except KeyError:
             known = ", ".join(map(repr, self._tables)) or "none"
             raise UnknownTableError(
-                f"store {self.name!r} has no table {name!r} on rank {self._links.rank}; declared"
+                f"store {self.name!r} has no table {name!r} on {self._links.me}; declared"
                 f" here: {known}"
             ) from None
 
@@ -233,7 +234,9 @@ class Store:
         self._left = True
         for table in self._tables.values():
             table._plain = None
-        limit = self.timeout if timeout is None else seconds(timeout)
+        self._say_left(self.timeout if timeout is None else seconds(timeout))
+
+    def _say_left(self, limit: float) -> None:
         with self._links.calling():
             call = self._links.endpoint.leave(self.name)
         self._links.finish(call, f"leaving store {self.name!r}", limit)
@@ -250,6 +253,9 @@ class Store:
         # Who leaves because of an error is missed by the others, as it should be.
         if kind is None:
             self.leave()
+
+    def _check_rounds(self, staleness: int | None, reduce: str, deterministic: Any) -> None:
+        """Whether tables may be as asked for; a worker may have all that is."""
 
     def _check(self) -> None:
         self._links.check()

@@ -396,11 +396,11 @@ class DenseTable:
         return torch.empty(self.shape, dtype=torch.bfloat16)
 
     def _here(self, call: str) -> str:
-        return f"{call} of table {self.name!r} on rank {self._links.rank}"
+        return f"{call} of table {self.name!r} on {self._links.me}"
 
     def _with_nan(self) -> ArrayError:
         return ArrayError(
-            f"push to {self.name!r} on rank {self._links.rank} got a contribution with NaN, which"
+            f"push to {self.name!r} on {self._links.me} got a contribution with NaN, which"
             " this table rejects (reject_nan=True); nothing was sent"
         )
 
