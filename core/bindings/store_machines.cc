@@ -78,6 +78,9 @@ void bind_client_messages(nb::class_<Client>& client) {
           nb::arg("shard"), nb::sig("def next(self, shard: int) -> bytes | None"))
       .def("sent", &Client::sent, nb::arg("shard"))
       .def("done", &Client::done, nb::arg("call"))
+      .def(
+          "outcome", [](Client& self, uint64_t call) { return as_tuple(self.outcome(call)); },
+          nb::arg("call"), nb::sig(kOutcome))
       .def("flushed", &Client::flushed)
       .def("quiet", &Client::quiet)
       .def("kept_bytes", &Client::kept_bytes)
