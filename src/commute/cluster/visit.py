@@ -238,5 +238,5 @@ def _raise_if_certain(error: HandshakeError, where: str, *, certain: bool) -> No
     if error.rejected and certain:
         raise AuthenticationError(
             f"the server at {where} does not accept this token; pass the one it was started with"
-            " (token=, token_file= or --token-file, COMMUTE_TOKEN or COMMUTE_TOKEN_FILE)"
+            " as token= or token_file=, or --token-file (in a job COMMUTE_TOKEN is the job's own)"
         ) from None
