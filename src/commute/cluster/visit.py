@@ -55,7 +55,7 @@ from commute.cluster.reception import RUN
 __all__ = ["Visit", "ask_status"]
 
 RETRY_SECONDS_MAX: Final = 0.5
-NOTICE_SECONDS: Final = 3.0
+NOTICE_SECONDS: Final = (3.0, 10.0)  # the first, and between others
 # One rejection could be a server that was just closing; a wrong token is rejected again.
 REJECTIONS_MAX: Final = 2
 
@@ -198,7 +198,7 @@ async def _reach(
 ) -> socket.socket:
     """Dial until somebody answers or the deadline passes; `once`: one try of so many seconds."""
     where = format_address(host, port)
-    pause, rejections, next_notice = 0.02, 0, time.monotonic() + NOTICE_SECONDS
+    pause, rejections, next_notice = 0.02, 0, time.monotonic() + NOTICE_SECONDS[0]
     while True:
         try:
             left = max(0.1, deadline - time.monotonic())
@@ -221,7 +221,7 @@ async def _reach(
                 f" `commute serve --port {port} --token-file FILE`, or check the address"
             )
         if time.monotonic() >= next_notice:
-            next_notice += NOTICE_SECONDS
+            next_notice += NOTICE_SECONDS[1]
             _log.warning(
                 "waiting for a server at %s (%s); %d s left", where, failure, math.ceil(left)
             )
