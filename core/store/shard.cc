@@ -131,28 +131,6 @@ void Shard::on_left(uint32_t worker) {
   for (auto& [key, desk] : desks_) gone(desk, worker);
 }
 
-// Its numbers are not given out again, so nothing of it can come back: all of it is let go. Where
-// it was to make a part, whoever waits for that asks the directory for another maker.
-void Shard::on_gone(uint32_t observer) {
-  if (present_.erase(observer) == 0) return;
-  incarnations_.erase(observer);
-  for (auto& [key, waiting] : not_yet_)
-    for (const Waiting& one : std::exchange(waiting, {}))
-      if (one.header.version == observer)
-        refuse_unmade(one.link, one.header);
-      else
-        waiting.push_back(one);
-  std::erase_if(not_yet_, [](const auto& item) { return item.second.empty(); });
-  for (auto& [key, desk] : desks_) desk.observers.erase(observer);
-  for (auto& [number, slot] : slots_)
-    for (const auto& [table, part] : slot.parts()) {
-      if (!part.last.contains(observer) && !part.clocks.contains(observer)) continue;
-      const SlotOp op{OpKind::kForget, table, {{observer, 0, 0, 0}}, {}};
-      if (record_) record_(number, op);
-      slot.apply(op);
-    }
-}
-
 void Shard::gone(Desk& desk, uint32_t worker) {
   Standing& standing = desk.workers[worker];
   standing.gone = true;
@@ -324,8 +302,8 @@ void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
 }
 
 void Shard::pull(int link, const StoreHeader& header, Desk& desk) {
-  // What an observer changes in a bounded table is refused, so nothing there comes after anything.
-  const bool at_once = observes(header.worker) && desk.spec().bounded();
+  // Where what an observer changes is refused, nothing comes after anything.
+  const bool at_once = observes(header.worker) && (desk.spec().bounded() || desk.lost >= 0);
   if (!at_once && !its_turn(header, desk.of(header.worker))) return put_off(link, header, desk);
   desk.pulls.push_back({link, header});
   answer_pulls(desk);
@@ -588,16 +566,6 @@ void Shard::refuse(int link, const StoreHeader& to, Refused code, const std::str
   header.version = about;
   const Bytes text = std::as_bytes(std::span(why));
   queue(link, header, {text.begin(), text.end()});
-}
-
-// To whom waits for a part that an observer was to make.
-void Shard::refuse_unmade(int link, const StoreHeader& to) {
-  refuse(link, to, Refused::kLost, name_of(to.version) + " went before it had made the table",
-         to.version);
-}
-
-std::string Shard::name_of(uint64_t worker) const {
-  return (worker < settings_.workers ? "rank " : "client ") + std::to_string(worker);
 }
 
 void Shard::refuse_lost(int link, const StoreHeader& to, const Desk& desk) {

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Observers by hand: clients without a clock, that come and go while a shard lives.
+// Observers, clients without a clock that come and go while a shard lives: by hand, and as threads
+// of a server, for the sanitizers.
+#include <sys/socket.h>
+
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "store/encoding.h"
+#include "store/endpoint.h"
 #include "store/replay.h"
+#include "store/server.h"
 #include "store/shard.h"
 #include "store/status.h"
 
 using namespace commute;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -181,6 +188,61 @@ TEST(nothing_grows_with_those_who_went) {
   CHECK(hand.value() == 9);
   CHECK(hand.shard.slots().at(0).image().size() == before);
   CHECK(hand.replays());
+}
+
+// --- threads ---
+
+void finish(Endpoint& endpoint, uint64_t call) {
+  CHECK(endpoint.wait(call, Endpoint::Clock::now() + 30s));
+}
+
+// Comes, pushes so many times, and goes; without a word when it is to be killed.
+void visit(Server& server, uint32_t observer, int pushes, bool killed) {
+  server.on_came(observer);
+  {
+    Endpoint endpoint({observer, 1, 2, Planted::kNone});
+    for (int shard = 0; shard < 2; ++shard) {
+      int ends[2];
+      CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+      server.add_channel(uint32_t(shard), ends[0], -1, observer);
+      endpoint.add_channel(shard, ends[1], -1);
+    }
+    TableSpec spec;
+    spec.staleness = -1;
+    spec.count = 20'000;  // two parts
+    finish(endpoint, endpoint.call(false, [&](Client& client) {
+      return client.declare_table("s/t", spec, "t");
+    }));
+    finish(endpoint,
+           endpoint.call(false, [&](Client& client) { return client.declare("s/t", spec, {}); }));
+    const std::vector<float> ones(spec.count, 1);
+    for (int i = 0; i < pushes; ++i)
+      finish(endpoint, endpoint.call(false, [&](Client& client) {
+        return client.push(0, std::as_bytes(std::span(ones)), nullptr, false);
+      }));
+    if (killed) server.on_gone(observer);  // while it is connected
+  }
+  if (!killed) server.on_gone(observer);
+}
+
+TEST(observers_of_a_server) {
+  Server server({0, 0, 2, 2, 16});
+  visit(server, 1, 1, false);  // makes the table
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < 4; ++i)
+    threads.emplace_back([&server, i] {
+      for (uint32_t turn = 0; turn < 5; ++turn) visit(server, 2 + 4 * turn + i, 5, turn % 2 == 1);
+    });
+  for (int i = 0; i < 20; ++i) server.status();
+  for (auto& thread : threads) thread.join();
+  const auto status = server.status();
+  CHECK_EQ(status.size(), size_t{2});
+  CHECK_EQ(status[0].directory.size(), size_t{1});
+  CHECK_EQ(status[0].tables.at(0).updates, uint64_t{101});
+  CHECK_EQ(status[1].tables.at(0).updates, uint64_t{101});
+  CHECK(status[0].clients.empty() && status[1].clients.empty());
+  server.close();
+  CHECK(server.status().empty());
 }
 
 }  // namespace
