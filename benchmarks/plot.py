@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the main call of a result: time over size, one panel per number of ranks.
 
-Runs in the `plot` environment. The other calls have one size each, which makes no curve.
+Runs in the `plot` environment. The other calls have one size each, which makes no curve. Calls
+about rows are drawn as bars: rows per second, one panel per call.
 
 .venv-bench/plot/bin/python benchmarks/plot.py results/one_host-….json    writes the .png beside it
 """
@@ -28,10 +29,12 @@ COLOURS = {
     "redis": "#e9a23b",
     "copy": "#9a9a9a",
     "wire": "#9a9a9a",
+    "numpy": "#9a9a9a",
 }
 LIMITS = {"copy", "wire"}
 # The main calls, and what a panel says of its number of ranks.
 PANELS = {"allreduce": "{0} ranks", "push_pull": "servers + workers: {0} + {0}"}
+ROW_CALLS = ("pull rows", "push rows")
 
 
 def main_call(document: dict[str, Any]) -> str:
@@ -100,6 +103,33 @@ def draw(document: dict[str, Any], target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
+def draw_rows(document: dict[str, Any], target: Path) -> None:
+    """Million rows per second of each entry: the median as a bar, all rounds as its whisker."""
+    rows = document["call_rows"]
+    cells: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for cell in (c for run in document["runs"] for c in run if call_of(c) in ROW_CALLS):
+        cells.setdefault((call_of(cell), cell["bytes"] // rows // 4), []).append(cell)
+    figure, panels = pyplot.subplots(
+        1, len(cells), figsize=(4.2 * len(cells), 4.2), squeeze=False, sharey=True
+    )
+    for panel, ((call, width), found) in zip(panels[0], cells.items(), strict=True):
+        kept = [r["seconds"] for cell in found for r in cell["rounds"] if r["kept"]]
+        names = [name for name in (kept[0] if kept else ()) if not name.endswith("limit")]
+        for place, name in enumerate(names):
+            rates = [rows / seconds[name] / 1e6 for seconds in kept]
+            middle = statistics.median(rates)
+            ends = [[middle - min(rates)], [max(rates) - middle]]
+            panel.bar(place, middle, yerr=ends, capsize=3, color=COLOURS[name.split(" ")[0]])
+        panel.set_xticks(range(len(names)), names, fontsize=8)
+        panel.set(yscale="log", title=f"{call}, {width} wide")
+        panel.grid(axis="y", alpha=0.25)
+    panels[0][0].set_ylabel("million rows per second")
+    figure.suptitle(f"{document['question']}: calls of {rows:,} rows, {document['finished'][:10]}")
+    figure.tight_layout()
+    figure.savefig(target, dpi=130)
+
+
 if __name__ == "__main__":
     source = Path(sys.argv[1])
-    draw(json.loads(source.read_text(encoding="utf-8")), source.with_suffix(".png"))
+    document = json.loads(source.read_text(encoding="utf-8"))
+    (draw_rows if "call_rows" in document else draw)(document, source.with_suffix(".png"))

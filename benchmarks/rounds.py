@@ -20,7 +20,7 @@ from typing import Self
 
 from benchmarks import noise
 from benchmarks.jobs import Job, Turn
-from benchmarks.workers.calls import SAMPLES_OF
+from benchmarks.workers.calls import BATCH_OF, SAMPLES_OF
 
 ROUNDS = 7
 ATTEMPTS_PER_ROUND = 3
@@ -38,6 +38,8 @@ class Cell:
 
     @property
     def batch(self) -> int:
+        if self.call in BATCH_OF:
+            return BATCH_OF[self.call]
         if self.bytes > BATCH_BYTES_MAX or self.call in SAMPLES_OF:
             return 1
         return min(BATCH_CALLS_MAX, BATCH_TOTAL_BYTES_MAX // max(1, self.bytes))
@@ -134,9 +136,10 @@ def measure(
 
 def _samples_for(cell: Cell, entry: Entry, turn_seconds: float) -> int:
     """As many samples as fill a turn; the trial is also the warm-up of this size."""
-    trial = entry.seconds(cell, 2) * cell.batch
     if cell.call in SAMPLES_OF:
+        entry.seconds(cell, 1)
         return SAMPLES_OF[cell.call]
+    trial = entry.seconds(cell, 2) * cell.batch
     return min(SAMPLES_MAX, max(SAMPLES_MIN, round(turn_seconds / trial)))
 
 

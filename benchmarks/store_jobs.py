@@ -36,9 +36,11 @@ def commute_job(
     name: str = OURS,
     file: str = "store_rank.py",
     shares_memory: bool = True,
+    shards: int | None = None,
 ) -> Job:
     scratch = scratch_folder()
-    counts = ("-n", str(workers), "--servers", str(servers))
+    counts = ["-n", str(workers), "--servers", str(servers)]
+    counts += ["--shards", str(shards)] if shards else []
     argv = (commute_command(), "run", *counts, worker(file), Job.socket_in(scratch))
     program = Program(argv, {} if shares_memory else {"COMMUTE_SHARED_MEMORY": "0"})
     return Job(name, ranks=workers, programs=[program], scratch=scratch)
@@ -66,11 +68,11 @@ def rpc_job(workers: int, servers: int) -> Job:
     return Job("rpc", ranks=workers, programs=programs, scratch=scratch, polls=True)
 
 
-def redis_job(workers: int, servers: int) -> Job:
+def redis_job(workers: int, servers: int, *, file: str = "redis_rank.py") -> Job:
     scratch = scratch_folder()
     server = str(program_of("redis", "redis-server"))
     in_memory_only = ("--port", "0", "--save", "", "--appendonly", "no", "--dir", str(scratch))
-    argv = (str(python_of("redis")), worker("redis_rank.py"), Job.socket_in(scratch))
+    argv = (str(python_of("redis")), worker(file), Job.socket_in(scratch))
     programs = [
         *(
             Program(
@@ -87,11 +89,11 @@ def redis_job(workers: int, servers: int) -> Job:
     return Job("redis", ranks=workers, programs=programs, scratch=scratch)
 
 
-def copy_job(workers: int) -> Job:
+def copy_job(workers: int, *, name: str = "copy", file: str = "copy_back_rank.py") -> Job:
     scratch = scratch_folder()
-    argv = (sys.executable, worker("copy_back_rank.py"), Job.socket_in(scratch))
+    argv = (sys.executable, worker(file), Job.socket_in(scratch))
     programs = [Program((*argv, str(rank), str(workers)), {}) for rank in range(workers)]
-    return Job("copy", ranks=workers, programs=programs, scratch=scratch)
+    return Job(name, ranks=workers, programs=programs, scratch=scratch)
 
 
 def hosts_job(hosts: Hosts, workers: int, servers: int) -> Job:

@@ -30,7 +30,7 @@ def options(text: str, *, lr: float, steps: int) -> argparse.Namespace:
     )
     parser.add_argument(
         "--staleness",
-        type=_staleness,
+        type=staleness_of,
         default=0,
         metavar="0|N|none",
         help="how many steps a worker may be ahead of the slowest (default 0); none: never wait",
@@ -53,7 +53,7 @@ def options(text: str, *, lr: float, steps: int) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _staleness(text: str) -> int | None:
+def staleness_of(text: str) -> int | None:
     if text.lower() == "none":
         return None
     if not text.isdecimal():

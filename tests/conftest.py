@@ -69,11 +69,11 @@ def replays(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Replays | None]:
-    """In test_store*.py: slots change by their ops alone; each shard's ops are done twice.
+    """In test_store*.py and test_sparse*.py: slots change by their ops alone; all are done twice.
 
     Whoever starts jobs and means all servers to die sets `replays.expected = False`.
     """
-    if not request.path.name.startswith("test_store"):
+    if not request.path.name.startswith(("test_store", "test_sparse")):
         yield None
         return
     from commute import Group

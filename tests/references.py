@@ -50,6 +50,56 @@ def values_after(updates: Iterable[Any], value: Any, gradients: Any) -> list[Any
     return seen
 
 
+class RowTable:
+    """A sparse table as a dict of rows.
+
+    Args:
+        initial: the value of a row that nobody has pushed, by its key.
+
+    Attributes:
+        rows: by key its value, states and how often it was updated.
+    """
+
+    def __init__(self, width: int, dtype: Any, update: Any = "sum", initial: Any = None) -> None:
+        self.width = width
+        self.dtype = np.dtype(dtype)
+        self.update = update
+        self.initial = initial or (lambda key: np.zeros(width, dtype))
+        self.rows: dict[int, tuple[Any, States, int]] = {}
+        name = update.add if isinstance(update, Semiring) else update
+        name = name if isinstance(name, str) else "sum"  # optimizers get the sum
+        self._combine = _PLAIN[_NAMES.get(name, name)]
+
+    def push(self, *contributions: tuple[Any, Any], divisor: int = 1) -> None:
+        """One round: what repeated keys were given with is combined first, in that order."""
+        total: dict[int, Any] = {}
+        for keys, rows in contributions:
+            values = np.asarray(rows).reshape(-1, self.width)
+            mine: dict[int, Any] = {}
+            for key, row in zip(np.ravel(keys).tolist(), values, strict=True):
+                mine[key] = self._combine(mine[key], row) if key in mine else row
+            for key, row in mine.items():
+                total[key] = self._combine(total[key], row) if key in total else row
+        for key, row in total.items():
+            value, states, step = self.rows.get(key) or self._fresh(key)
+            g = row if divisor == 1 else row / self.dtype.type(divisor)
+            value, states = reference(self.update)(value, states, g, step + 1)
+            self.rows[key] = (value.astype(self.dtype), states, step + 1)
+
+    def _fresh(self, key: int) -> tuple[Any, States, int]:
+        value = self.initial(key)
+        return value, first_states(self.update, value), 0
+
+    def drop(self, keys: Any) -> None:
+        for key in np.ravel(keys).tolist():
+            self.rows.pop(key, None)
+
+    def pull(self, keys: Any) -> Any:
+        given = np.asarray(keys, np.uint64)
+        found = [(self.rows.get(key) or self._fresh(key))[0] for key in given.ravel().tolist()]
+        return np.array(found, self.dtype).reshape(*given.shape, self.width)
+
+
 def _sgd(update: SGD, value: Any, states: States, g: Any, step: int) -> tuple[Any, States]:
     g = g + update.weight_decay * value
     return value - update.lr * g, states
@@ -57,7 +107,7 @@ def _sgd(update: SGD, value: Any, states: States, g: Any, step: int) -> tuple[An
 
 def _momentum(update: Momentum, value: Any, states: States, g: Any, step: int) -> Any:
     one = value.dtype.type(1)
-    fresh = one if step == 1 else one - value.dtype.type(update.dampening)
+    fresh = one if step == 1 else value.dtype.type(1 - update.dampening)
     g = g + update.weight_decay * value
     buffer = update.momentum * states[0] + fresh * g
     change = g + update.momentum * buffer if update.nesterov else buffer
@@ -72,12 +122,12 @@ def _adagrad(update: Adagrad, value: Any, states: States, g: Any, step: int) -> 
 
 
 def _adam(update: Adam, value: Any, states: States, g: Any, step: int) -> Any:
-    one, (b1, b2) = value.dtype.type(1), map(value.dtype.type, update.betas)
+    b1, b2 = map(value.dtype.type, update.betas)
     lr = update.lr / (1 - update.betas[0] ** step)
     scale = (1 - update.betas[1] ** step) ** 0.5
     g = g + update.weight_decay * value
-    mean = b1 * states[0] + (one - b1) * g
-    square = b2 * states[1] + (one - b2) * g * g
+    mean = b1 * states[0] + value.dtype.type(1 - update.betas[0]) * g
+    square = b2 * states[1] + value.dtype.type(1 - update.betas[1]) * g * g
     return value - lr * mean / (np.sqrt(square) / scale + update.eps), (mean, square)
 
 

@@ -6,16 +6,24 @@ allgather leaves, what a reduce_scatter is given. The other side of the last two
 of it. Values differ between the ranks and, for a reduce_scatter, between the parts: a library that
 delivers the wrong rank's part is found out. A barrier has no array; turns.py explains "wait".
 
-The calls of a parameter server have their own rules, which are in exchanges.py and beside_rank.py.
+The calls of a parameter server have their own rules, which are in exchanges.py, beside_rank.py and
+rows.py.
 """
 
 WAIT = "wait"
 PUSH_PULL = "push_pull"
 AFTER_IDLE = "after idle"
 BESIDE = "beside"
+PULL_ROWS = "pull rows"
+PUSH_ROWS = "push rows"
+FILL_ROWS = "fill rows"
+ROW_BYTES = "bytes per row"
+SAVE_ROWS = "save rows"
 
 # Calls whose samples last as long as they last, whatever time they report: how many make a turn.
-SAMPLES_OF = {WAIT: 3, AFTER_IDLE: 20, BESIDE: 3}
+SAMPLES_OF = {WAIT: 3, AFTER_IDLE: 20, BESIDE: 3, FILL_ROWS: 1, ROW_BYTES: 1, SAVE_ROWS: 1}
+# Calls of which so many make a sample, whatever their size.
+BATCH_OF = {PULL_ROWS: 10, PUSH_ROWS: 10}
 
 
 def bytes_given(call: str, bytes: int, ranks: int) -> int:

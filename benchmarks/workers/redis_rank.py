@@ -37,7 +37,7 @@ class Redis:
         self.rank, self.size = rank, size
         self._paths = [folder / f"server{i}" for i in range(servers)]
         self.barrier = Meeting(rank=rank, size=size, path=folder / "meeting").barrier
-        self._clients = [_client(path) for path in self._paths]
+        self._clients = [client_of(path) for path in self._paths]
         server = self._clients[0].info("server")["redis_version"]
         self.version = f"Redis {server}, redis-py {redis.__version__}"
         self._connections: list[Any] = []
@@ -93,7 +93,7 @@ def _connection(path: Path, bytes: int) -> Any:
     )
 
 
-def _client(path: Path) -> Any:
+def client_of(path: Path) -> Any:
     """A client of a server that listens; the server was started at the same time as we were."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while True:

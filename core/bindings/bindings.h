@@ -36,5 +36,7 @@ void bind_control(nanobind::module_& module);
 void bind_store(nanobind::module_& module);
 void bind_plain_table(nanobind::module_& module);
 void bind_store_machines(nanobind::module_& module);
+void bind_saving_files(nanobind::module_& module);
+void bind_store_status(nanobind::module_& module);
 
 }  // namespace commute::bindings

@@ -2,6 +2,7 @@
 // The store for Python: a worker's end and a server. Addresses are plain integers: the wrapper
 // checks arrays and keeps them alive until the call is done. The GIL is released where a call may
 // move bytes or wait.
+#include <malloc.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -51,7 +52,7 @@ uint64_t push(Endpoint& self, uint32_t table, const std::vector<uintptr_t>& addr
   return run(self, -1, kept, arrays, [&] {
     const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
     Gradient given = gradient(spec, addresses, scale, copy, reject_nan);
-    return self.call(asked, [&](Client& client) {
+    return self.call(then(asked, -1), [&](Client& client) {
       return client.push(table, given.bytes, std::move(given.owner), piece, asked);
     });
   });
@@ -63,7 +64,7 @@ uint64_t push_pull(Endpoint& self, uint32_t table, const std::vector<uintptr_t>&
   return run(self, seconds, kept, arrays, [&] {
     const TableSpec spec = self.look([&](const Client& client) { return client.spec(table); });
     Gradient given = gradient(spec, addresses, scale, false, reject_nan);
-    return self.call(seconds < 0, [&](Client& client) {
+    return self.call(then(true, seconds), [&](Client& client) {
       return client.push_pull(table, given.bytes, std::move(given.owner), into(out));
     });
   });
@@ -72,7 +73,7 @@ uint64_t push_pull(Endpoint& self, uint32_t table, const std::vector<uintptr_t>&
 uint64_t pull(Endpoint& self, uint32_t table, uintptr_t out, bool fresh, double seconds, Kept kept,
               nb::object arrays) {
   return run(self, seconds, kept, arrays, [&] {
-    return self.call(seconds < 0,
+    return self.call(then(true, seconds),
                      [&](Client& client) { return client.pull(table, into(out), fresh); });
   });
 }
@@ -141,17 +142,18 @@ void bind_declarations(nb::class_<Endpoint>& endpoint) {
       .def(
           "declare_table",
           [](Endpoint& self, const std::string& name, const TableSpec& spec,
-             const std::string& declaration) {
-            return self.call(false, [&](Client& client) {
-              return client.declare_table(name, spec, declaration);
+             const std::string& declaration, int64_t instead_of) {
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+              return client.declare_table(name, spec, declaration, instead_of);
             });
           },
-          nb::arg("name"), nb::arg("spec"), nb::arg("declaration"), Release())
+          nb::arg("name"), nb::arg("spec"), nb::arg("declaration"), nb::arg("instead_of") = -1,
+          Release())
       .def(
           "declare",
           [](Endpoint& self, const std::string& name, const TableSpec& spec, uintptr_t first,
              size_t bytes) {
-            return self.call(false, [&](Client& client) {
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
               return client.declare(name, spec, {at(first), bytes});
             });
           },
@@ -171,7 +173,7 @@ void bind_calls(nb::class_<Endpoint>& endpoint) {
       .def(
           "ask",
           [](Endpoint& self, uint32_t table, uint64_t top) {
-            return self.call(false, [&](Client& client) {
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
               return client.ask(table, top == 0 ? kStoreSummary : kStoreTop, top);
             });
           },
@@ -179,25 +181,28 @@ void bind_calls(nb::class_<Endpoint>& endpoint) {
       .def(
           "set",
           [](Endpoint& self, uint32_t table, const Update& update) {
-            return self.call(false, [&](Client& client) { return client.set(table, update); });
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.set(table, update); });
           },
           nb::arg("table"), nb::arg("update"), Release())
       .def(
           "who",
           [](Endpoint& self, uint32_t table) {
-            return self.call(false, [&](Client& client) { return client.who(table); });
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.who(table); });
           },
           nb::arg("table"), Release())
       .def(
           "leave",
           [](Endpoint& self, const std::string& store) {
-            return self.call(false, [&](Client& client) { return client.leave(store); });
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.leave(store); });
           },
           nb::arg("store"), Release())
       .def(
           "tick",
           [](Endpoint& self, const std::vector<uint32_t>& tables) {
-            self.call(false, [&](Client& client) {
+            self.call(Endpoint::Then::kReturn, [&](Client& client) {
               for (const uint32_t table : tables) client.tick(table);
             });
           },
@@ -221,10 +226,21 @@ void bind_questions(nb::class_<Endpoint>& endpoint) {
       .def(
           "done",
           [](Endpoint& self, uint64_t call) {
-            return self.call(false, [&](Client& client) { return client.done(call); }) ||
-                   self.look([&](const Client& client) { return client.done(call); });
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+              return client.done(call);
+            }) || self.look([&](const Client& client) { return client.done(call); });
           },
           nb::arg("call"), Release())
+      .def(
+          "go_on",
+          [](Endpoint& self) {
+            try {
+              self.call(Endpoint::Then::kBackground, [](Client&) {});
+            } catch (const Error&) {
+              // There is nothing to go on with.
+            }
+          },
+          Release())
       .def(
           "outcome",
           [](Endpoint& self, uint64_t call) {
@@ -254,11 +270,23 @@ void bind_state(nb::class_<Endpoint>& endpoint) {
           },
           nb::arg("name"))
       .def(
+          "maker_of",
+          [](Endpoint& self, const std::string& name) {
+            return self.look([&](const Client& client) {
+              return static_cast<int64_t>(client.table_of(name)->maker);
+            });
+          },
+          nb::arg("name"))
+      .def(
           "shards_of",
           [](Endpoint& self, uint32_t table) {
             return self.look([&](const Client& client) { return client.shards_of(table); });
           },
           nb::arg("table"))
+      .def("sent_bytes",
+           [](Endpoint& self) {
+             return self.look([](const Client& client) { return client.sent_bytes(); });
+           })
       .def("kept_bytes",
            [](Endpoint& self) {
              return self.look([](const Client& client) { return client.kept_bytes(); });
@@ -323,9 +351,11 @@ void bind_server(nb::module_& module) {
           nb::arg("workers"), nb::arg("first_shard"), nb::arg("shards"), nb::arg("all_shards"),
           nb::arg("slots"), nb::arg("may_spin"), nb::arg("replay").none() = nb::none())
       .def("add_channel", &Server::add_channel, nb::arg("shard"), nb::arg("socket"),
-           nb::arg("segment"), Release())
+           nb::arg("segment"), nb::arg("worker") = -1, Release())
       .def("on_lost", &Server::on_lost, nb::arg("worker"), Release())
       .def("on_left", &Server::on_left, nb::arg("worker"), Release())
+      .def("on_came", &Server::on_came, nb::arg("observer"), Release())
+      .def("on_gone", &Server::on_gone, nb::arg("observer"), Release())
       .def(
           "wait_until_over",
           [](Server& self, double seconds) {
@@ -341,6 +371,13 @@ void bind_server(nb::module_& module) {
           nb::sig("def counts(self) -> tuple[int, int, int]"))
       .def("lost", &Server::lost)
       .def("close", &Server::close, Release());
+}
+
+// A server's messages take and free memory all the time; given back to the system every time, its
+// pages would have to be made anew, which takes longer than all else that is done with them.
+void keep_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
 // Health threads that tell the store, instead of a group's engine, what they hear.
@@ -375,6 +412,9 @@ void bind_store(nb::module_& module) {
   bind_endpoint(module);
   bind_plain_table(module);
   bind_store_machines(module);
+  bind_saving_files(module);
+  module.def("keep_memory", &keep_memory);
+  bind_store_status(module);
   module.def("channel_segment", [] { return new_segment(SharedChannel::segment_bytes()); });
   module.def("watch_server", &watch_server, nb::arg("server"), nb::arg("rank"),
              nb::arg("peer_timeout"), nb::keep_alive<0, 1>());

@@ -39,6 +39,12 @@ inline nanobind::tuple as_tuple(const Client::Outcome& outcome) {
                               as_bytes(outcome.answers));
 }
 
+// `asked`: somebody will ask about the call; with seconds from 0 up at once.
+inline Endpoint::Then then(bool asked, double seconds) {
+  if (seconds >= 0) return Endpoint::Then::kWait;
+  return asked ? Endpoint::Then::kBackground : Endpoint::Then::kReturn;
+}
+
 // 0 when it is done and was not refused, else the call, to be waited for; its arrays are kept then.
 template <class Begin>
 uint64_t run(Endpoint& endpoint, double seconds, Kept& kept, nanobind::handle arrays, Begin begin) {

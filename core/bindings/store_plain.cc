@@ -85,7 +85,7 @@ struct PlainTable {
     const nb::gil_scoped_release released;
     uint64_t number;
     try {
-      number = endpoint->call(false, call);
+      number = endpoint->call(Endpoint::Then::kWait, call);
     } catch (const Error&) {
       return kNotTaken;  // the method says what is wrong
     }

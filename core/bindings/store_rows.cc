@@ -35,6 +35,16 @@ TableSpec spec_of(Endpoint& endpoint, uint32_t table, size_t rows) {
   return spec;
 }
 
+// Also where none was given: repeated keys are combined.
+bool makes_nan(TableSpec spec, const KeyOrder& order, const std::byte* given) {
+  if (has_nan(spec.dtype, given, spec.count)) return true;
+  if (!order.repeats()) return false;
+  spec.count /= order.sources.size();
+  std::vector<std::byte> rows(order.keys.size() * spec.bytes());
+  gather_rows(order, spec, 0, order.keys.size(), given, rows.data());
+  return has_nan(spec.dtype, rows.data(), order.keys.size() * spec.count);
+}
+
 uint64_t push_rows(Endpoint& self, uint32_t table, const Keys& keys,
                    const std::vector<uintptr_t>& given, uintptr_t scale, uintptr_t out, bool piece,
                    bool remember, bool asked, bool reject_nan, double seconds, Kept kept,
@@ -49,9 +59,9 @@ uint64_t push_rows(Endpoint& self, uint32_t table, const Keys& keys,
       owner = gather(spec, devices, at(scale));
       rows = owner->data();
     }
-    if (reject_nan && has_nan(spec.dtype, rows, spec.count)) throw std::invalid_argument("NaN");
+    if (reject_nan && makes_nan(spec, *keys.order, rows)) throw std::invalid_argument("NaN");
     const Client::RowCall call{keys.order, rows, into(out), piece, remember, asked};
-    return self.call(asked && seconds < 0, [&](Client& client) {
+    return self.call(then(asked, seconds), [&](Client& client) {
       return client.push_rows(table, call, [&] { self.move(); });
     });
   });
@@ -61,7 +71,7 @@ uint64_t pull_rows(Endpoint& self, uint32_t table, const Keys& keys, uintptr_t o
                    double seconds, Kept kept, nb::object arrays) {
   return run(self, seconds, kept, arrays, [&] {
     const Client::RowCall call{keys.order, nullptr, into(out), false, remember, true};
-    return self.call(seconds < 0, [&](Client& client) {
+    return self.call(then(true, seconds), [&](Client& client) {
       return client.pull_rows(table, call, [&] { self.move(); });
     });
   });
@@ -72,11 +82,22 @@ void bind_saving(nb::class_<Endpoint>& endpoint) {
   endpoint
       .def(
           "items",
-          [](Endpoint& self, uint32_t table, uint32_t part, uint64_t start) {
-            return self.call(false,
-                             [&](Client& client) { return client.items(table, part, start); });
+          [](Endpoint& self, uint32_t table, uint32_t part, uint64_t start, uintptr_t out,
+             Kept kept, nb::object array) {
+            return run(self, -1, kept, array, [&] {
+              return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+                return client.items(table, part, start, into(out));
+              });
+            });
           },
-          nb::arg("table"), nb::arg("part"), nb::arg("start"), Release())
+          nb::arg("table"), nb::arg("part"), nb::arg("start"), nb::arg("out"), nb::arg("kept"),
+          nb::arg("array"))
+      .def(
+          "building",
+          [](Endpoint& self, uint32_t table) {
+            return self.look([&](const Client& client) { return client.building(table); });
+          },
+          nb::arg("table"))
       .def(
           "parts_of",
           [](Endpoint& self, uint32_t table) {
@@ -86,13 +107,15 @@ void bind_saving(nb::class_<Endpoint>& endpoint) {
       .def(
           "reset",
           [](Endpoint& self, uint32_t table, uint64_t clock) {
-            return self.call(false, [&](Client& client) { return client.reset(table, clock); });
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.reset(table, clock); });
           },
           nb::arg("table"), nb::arg("clock"), Release())
       .def(
           "begin_at",
           [](Endpoint& self, uint32_t table, uint64_t clock) {
-            self.call(false, [&](Client& client) { client.begin_at(table, clock); });
+            self.call(Endpoint::Then::kReturn,
+                      [&](Client& client) { client.begin_at(table, clock); });
           },
           nb::arg("table"), nb::arg("clock"), Release())
       .def(
@@ -102,18 +125,21 @@ void bind_saving(nb::class_<Endpoint>& endpoint) {
             std::vector<std::byte> saved;
             put(saved, SavedArray{updates, which});
             put_bytes(saved, at(array), bytes);
-            return self.call(
-                false, [&](Client& client) { return client.load(table, part, std::move(saved)); });
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+              return client.load(table, part, std::move(saved));
+            });
           },
           nb::arg("table"), nb::arg("part"), nb::arg("updates"), nb::arg("which"), nb::arg("array"),
           nb::arg("bytes"), Release())
       .def(
           "load_rows",
-          [](Endpoint& self, uint32_t table, const Keys& keys, uintptr_t rows) {
+          [](Endpoint& self, uint32_t table, const Keys& keys, uintptr_t rows, uint64_t expected) {
             const Client::RowCall call{keys.order, at(rows), nullptr, false, false, true};
-            return self.call(false, [&](Client& client) { return client.load_rows(table, call); });
+            return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+              return client.load_rows(table, call, expected);
+            });
           },
-          nb::arg("table"), nb::arg("keys"), nb::arg("rows"), Release());
+          nb::arg("table"), nb::arg("keys"), nb::arg("rows"), nb::arg("expected"), Release());
 }
 
 }  // namespace
@@ -134,7 +160,8 @@ void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
           [](Endpoint& self, uint32_t table, const Keys& keys) {
             const nb::gil_scoped_release released;
             const Client::RowCall call{keys.order, nullptr, nullptr, false, false, true};
-            return self.call(false, [&](Client& client) { return client.drop_rows(table, call); });
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.drop_rows(table, call); });
           },
           nb::arg("table"), nb::arg("keys"));
   bind_saving(endpoint);

@@ -89,6 +89,8 @@ bool SharedChannel::send(const StoreMessage& message) {
     look_at_socket();
     return false;
   }
+  // The oldest request has let go of its slot, which is in use again: what came back later is next.
+  if (is_client_ && asked_ - returned_ == kRequests) ++returned_;
   ++(is_client_ ? asked_ : replied_);
   return true;
 }
@@ -100,15 +102,18 @@ const StoreMessage* SharedChannel::receive() {
     look_at_socket();
     return nullptr;
   }
+  // Whatever was answered in a request's slot before a reply can be seen once the reply is, so the
+  // reply is looked for first.
+  Slot& slot = reply(replied_);
+  const bool replied = slot.state.load(std::memory_order_acquire) == kAnswered;
   while (returned_ < asked_) {
-    Slot& slot = request(returned_);
-    const uint32_t state = slot.state.load(std::memory_order_acquire);
-    if (state == kAnswered) return view(slot);
+    Slot& returned = request(returned_);
+    const uint32_t state = returned.state.load(std::memory_order_acquire);
+    if (state == kAnswered) return view(returned);
     if (state == kAsked) break;
     ++returned_;
   }
-  Slot& slot = reply(replied_);
-  if (slot.state.load(std::memory_order_acquire) == kAnswered) return view(slot);
+  if (replied) return view(slot);
   look_at_socket();
   return nullptr;
 }
@@ -133,6 +138,9 @@ void SharedChannel::take() {
 }
 
 bool SharedChannel::answer(const StoreMessage& message) {
+  // The client looks at its requests first, so this one must not pass replies that it has not read.
+  if (replied_ > 0 && reply(replied_ - 1).state.load(std::memory_order_acquire) != kFree)
+    return Channel::answer(message);
   ++asked_;
   return put(*current_, kAsked, kAnswered, message);
 }

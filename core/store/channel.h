@@ -11,9 +11,10 @@
 //
 // The shard takes requests in their order, in place. An answer that is ready at once overwrites its
 // request and goes back in the same slot; one that must wait for others lets the slot go, and comes
-// by a reply slot. A side that is about to sleep sets its flag in the head, and the other then
-// rings by a byte on the Unix socket over which the segment was passed. The end of that socket is
-// the end of the channel.
+// by a reply slot, as does every answer while the client has not read all replies: so answers are
+// received in the order in which they were sent. A side that is about to sleep sets its flag in the
+// head, and the other then rings by a byte on the Unix socket over which the segment was passed.
+// The end of that socket is the end of the channel.
 //
 // Otherwise it is a TCP connection that carries header and payload, one message after the other.
 //

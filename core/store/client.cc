@@ -34,7 +34,7 @@ Client::Client(Settings settings) : settings_(settings), lines_(settings.shards)
 // --- calls ---
 
 uint64_t Client::declare_table(const std::string& name, const TableSpec& whole,
-                               const std::string& declaration) {
+                               const std::string& declaration, int64_t instead_of) {
   std::vector<std::byte> bytes;
   put_text(bytes, name);
   const auto spec = whole.encode();
@@ -42,6 +42,8 @@ uint64_t Client::declare_table(const std::string& name, const TableSpec& whole,
   put_text(bytes, declaration);
   StoreHeader header;
   header.kind = StoreKind::kTable;
+  header.flags = instead_of >= 0 ? kStoreMaker : 0;
+  header.version = instead_of >= 0 ? uint64_t(instead_of) : 0;
   const uint64_t call = begin(1);
   const Owner payload = owned(std::move(bytes));
   send(0, {header, Bytes(*payload), payload, call, kNoPart});
@@ -57,6 +59,7 @@ uint64_t Client::declare(const std::string& name, const TableSpec& whole, Bytes 
   const TableEntry& entry = directory_.at(name);
   Table& table = tables_[entry.table];
   table.spec = whole;
+  if (whole.sparse) table.spec.slots = settings_.slots;
   table.parts.clear();
   for (uint32_t shard = 0; whole.sparse && shard < settings_.shards; ++shard) {
     table.parts.emplace_back();
@@ -342,8 +345,9 @@ void Client::take_value(const Kept& kept, const StoreHeader& answer, Bytes paylo
   Part& part = table.parts[kept.part];
   if (kept.order) {
     take_rows(kept, table.spec, payload, call.out);
-  } else if (kept.header.kind == StoreKind::kPull &&
-             (kept.header.flags & (kStoreSummary | kStoreItems))) {
+  } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreItems)) {
+    if (!payload.empty()) std::memcpy(call.out, payload.data(), payload.size());
+  } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreSummary)) {
     put_bytes(call.outcome.answers, payload.data(), payload.size());
   } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreTop)) {
     // Of rows it is the key.
@@ -486,6 +490,7 @@ const StoreMessage* Client::next(int shard) {
 void Client::sent(int shard) {
   Line& line = lines_.at(size_t(shard));
   line.kept[line.chosen].state = State::kOut;
+  sent_bytes_ += sizeof(StoreHeader) + line.kept[line.chosen].payload.size();
   line.looked = line.chosen + 1;
 }
 

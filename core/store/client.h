@@ -41,7 +41,8 @@ class Client {
     uint32_t incarnation = 1;
     uint32_t shards = 1;
     Planted planted = Planted::kNone;
-    uint32_t slots = kSlots;  // of the whole store
+    uint32_t slots = kSlots;   // of the whole store
+    size_t message_bytes = 0;  // of rows and their keys; 0: as is quick. Tests cut them small
   };
   // What a call came to, besides being done.
   struct Outcome {
@@ -58,8 +59,9 @@ class Client {
   // --- calls; each returns its number, to be asked about below ---
 
   // Asks the directory; then `table_of` knows the table, and `declare` makes its parts.
+  // `instead_of`: a maker that is gone, or does not make it; unless another took over already.
   uint64_t declare_table(const std::string& name, const TableSpec& whole,
-                         const std::string& declaration);
+                         const std::string& declaration, int64_t instead_of = -1);
   const TableEntry* table_of(const std::string& name) const;
   // `first` is the table's first value: all of it, one element for all, or nothing for zeros.
   uint64_t declare(const std::string& name, const TableSpec& whole, Bytes first);
@@ -87,14 +89,15 @@ class Client {
   uint64_t pull_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t drop_rows(uint32_t table, const RowCall& call);
   // What is saved, of one part: rows with their state, from this hash on, as many as fit an answer;
-  // of a dense part its array number `from`.
-  uint64_t items(uint32_t table, uint32_t part, uint64_t from);
+  // of a dense part its array number `from`. `out` has room for kPayloadMax bytes.
+  uint64_t items(uint32_t table, uint32_t part, uint64_t from, std::byte* out);
   // The other way, after `reset`, which one member calls for all: no rows, and everybody's clock;
   // all call `begin_at`.
   uint64_t reset(uint32_t table, uint64_t clock);
   void begin_at(uint32_t table, uint64_t clock);
   uint64_t load(uint32_t table, uint32_t part, std::vector<std::byte> saved);
-  uint64_t load_rows(uint32_t table, const RowCall& call);
+  // `expected`: how many rows the slot of the first key will have.
+  uint64_t load_rows(uint32_t table, const RowCall& call, uint64_t expected);
 
   // `flags`: kStoreSummary or kStoreTop.
   uint64_t ask(uint32_t table, uint8_t flags, uint64_t k);
@@ -134,8 +137,11 @@ class Client {
   // Of each part: its slot, its first byte in the table, and how many.
   std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> parts_of(uint32_t table) const;
   uint64_t clock(uint32_t table) const { return tables_.at(table).clock; }
+  // Whether there are pieces of a contribution that is not complete.
+  bool building(uint32_t table) const { return tables_.at(table).building; }
   uint64_t cache_hits(uint32_t table) const { return tables_.at(table).cache_hits; }
   size_t kept_bytes() const { return kept_bytes_; }
+  uint64_t sent_bytes() const { return sent_bytes_; }  // headers included; again, if sent again
 
  private:
   struct Part {
@@ -194,8 +200,13 @@ class Client {
   void send(int shard, Kept kept);
   uint64_t send_rows(uint32_t table, StoreHeader header, const RowCall& call,
                      const std::function<void()>& move);
-  Owner row_payload(Part& part, const TableSpec& spec, const RowCall& call, uint32_t first,
-                    uint32_t rows) const;
+  struct Payload {
+    Owner owner;
+    Bytes bytes;
+  };
+  Payload row_payload(Part& part, const TableSpec& spec, const RowCall& call, uint32_t first,
+                      uint32_t rows) const;
+  std::shared_ptr<std::vector<std::byte>> buffer_of(size_t bytes) const;
   void send_keys(Line& line, size_t at);
   // Before a message about this part: its number, if it changes something, and what it comes after.
   void put_number(StoreHeader& header, uint64_t number, Part& part) const;
@@ -215,10 +226,18 @@ class Client {
   std::vector<Line> lines_;                   // by shard
   std::unordered_map<uint64_t, Call> calls_;  // under way
   std::map<uint64_t, Outcome> outcomes_;      // of calls that are done, where there is any
+  // Payloads of rows that were answered, to be used again: memory that is new to the process costs
+  // more than filling it.
+  struct Used {
+    std::vector<std::unique_ptr<std::vector<std::byte>>> buffers;
+    size_t bytes = 0;
+  };
+  std::shared_ptr<Used> used_ = std::make_shared<Used>();
   StoreMessage next_;
   uint64_t last_call_ = 0;
   uint64_t last_number_ = 0;
   size_t kept_bytes_ = 0;
+  uint64_t sent_bytes_ = 0;
   size_t changes_ = 0;
 };
 

@@ -17,14 +17,17 @@ namespace commute {
 namespace {
 
 // Of keys and rows in one message: small enough that a call is many, which overlap.
-constexpr size_t kMessageBytes = 128 << 10;
+constexpr size_t kMessageBytes = 32 << 10;
 // Digests of lists that shards were asked to remember; beyond that all are forgotten.
 constexpr size_t kKnownMax = 1 << 16;
 
-uint32_t rows_per_message(const TableSpec& spec) {
-  return static_cast<uint32_t>(
-      std::max<size_t>(1, kMessageBytes / (sizeof(uint64_t) + spec.bytes())));
+uint32_t rows_per_message(const TableSpec& spec, size_t given) {
+  const size_t bytes = given == 0 ? kMessageBytes : given;
+  return static_cast<uint32_t>(std::max<size_t>(1, bytes / (sizeof(uint64_t) + spec.bytes())));
 }
+
+// Bytes of payloads that are kept to be used again.
+constexpr size_t kUsedMax = 4 << 20;
 
 struct Cut {
   uint32_t end = 0;
@@ -32,8 +35,7 @@ struct Cut {
 };
 
 // Where the message that begins at `first` ends, of keys up to `end`.
-Cut cut(const KeyOrder& order, const TableSpec& spec, uint32_t first, uint32_t end) {
-  const uint32_t most = rows_per_message(spec);
+Cut cut(const KeyOrder& order, const TableSpec& spec, uint32_t most, uint32_t first, uint32_t end) {
   if (end - first <= most) return {end, false};
   const auto slot = [&](uint32_t at) { return slot_of(hash_of(order.keys[at]), spec.slots); };
   uint32_t at = first + most;
@@ -85,14 +87,15 @@ uint64_t Client::drop_rows(uint32_t id, const RowCall& call) {
   return send_rows(id, header, call, [] {});
 }
 
-uint64_t Client::load_rows(uint32_t id, const RowCall& call) {
+uint64_t Client::load_rows(uint32_t id, const RowCall& call, uint64_t expected) {
   StoreHeader header;
+  header.version = expected;
   header.kind = StoreKind::kLoad;
   header.clock = tables_.at(id).clock;
   return send_rows(id, header, call, [] {});
 }
 
-uint64_t Client::items(uint32_t id, uint32_t index, uint64_t from) {
+uint64_t Client::items(uint32_t id, uint32_t index, uint64_t from, std::byte* out) {
   Table& table = tables_.at(id);
   Part& part = table.parts.at(index);
   StoreHeader header;
@@ -103,7 +106,7 @@ uint64_t Client::items(uint32_t id, uint32_t index, uint64_t from) {
   header.version = from;
   header.clock = table.clock;
   put_number(header, 0, part);
-  const uint64_t call = begin(1);
+  const uint64_t call = begin(1, out);
   send(part.shard, {header, {}, nullptr, call, index});
   return call;
 }
@@ -114,12 +117,14 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
   const KeyOrder& order = *call.order;
   const TableSpec spec = header.kind == StoreKind::kLoad ? saved(table.spec) : table.spec;
   const bool changes = header.kind != StoreKind::kPull;
+  const uint32_t most = rows_per_message(spec, settings_.message_bytes);
   size_t messages = 0;
   for (size_t i = 0; i < table.parts.size(); ++i) {
     uint32_t at = order.begins[i];
     // A push reaches every shard: where it has no rows it counts all the same.
     if (at == order.begins[i + 1]) messages += header.kind == StoreKind::kPush;
-    for (; at < order.begins[i + 1]; ++messages) at = cut(order, spec, at, order.begins[i + 1]).end;
+    for (; at < order.begins[i + 1]; ++messages)
+      at = cut(order, spec, most, at, order.begins[i + 1]).end;
   }
   header.table = id;
   const uint64_t number = begin(messages, call.out, call.asked_about);
@@ -133,16 +138,15 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
     uint32_t first = order.begins[i];
     if (first == end && header.kind != StoreKind::kPush) continue;
     do {
-      const Cut to = cut(order, spec, first, end);
+      const Cut to = cut(order, spec, most, first, end);
       Part& part = table.parts[i];
       header.slot = part.slot;
       header.flags = flags;
       if (changes && to.end < end) header.flags |= to.within ? kStorePiece : kStoreFollowed;
       put_number(header, changes ? ++last_number_ : 0, part);
-      Owner payload = row_payload(part, spec, call, first, to.end - first);
-      const Bytes bytes(*payload);
-      send(part.shard, {header, bytes, std::move(payload), number, i, State::kWaiting, false,
-                        call.order, first, to.end - first});
+      Payload payload = row_payload(part, spec, call, first, to.end - first);
+      send(part.shard, {header, payload.bytes, std::move(payload.owner), number, i, State::kWaiting,
+                        false, call.order, first, to.end - first});
       first = to.end;
       move();
     } while (first < end);
@@ -150,8 +154,8 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
   return number;
 }
 
-Client::Owner Client::row_payload(Part& part, const TableSpec& spec, const RowCall& call,
-                                  uint32_t first, uint32_t rows) const {
+Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const RowCall& call,
+                                    uint32_t first, uint32_t rows) const {
   const auto keys = std::span(call.order->keys).subspan(first, rows);
   KeysHead head{rows, KeysForm::kKeys, {}};
   if (call.remember && rows > 0) {
@@ -162,18 +166,35 @@ Client::Owner Client::row_payload(Part& part, const TableSpec& spec, const RowCa
   }
   const size_t key_bytes = head.form == KeysForm::kKnown ? 0 : keys.size_bytes();
   const size_t row_bytes = call.given != nullptr ? rows * spec.bytes() : 0;
-  auto payload = std::make_shared<std::vector<std::byte>>(sizeof head + key_bytes + row_bytes);
-  std::memcpy(payload->data(), &head, sizeof head);
-  if (key_bytes > 0) std::memcpy(payload->data() + sizeof head, keys.data(), key_bytes);
-  if (row_bytes == 0) return payload;
-  std::byte* const to = payload->data() + sizeof head + key_bytes;
-  gather_rows(*call.order, spec, first, rows, call.given, to);
-  if (spec.wire != spec.dtype) {
-    const auto narrow = narrowed(spec.wire, {to, row_bytes});
-    payload->resize(sizeof head + key_bytes);
-    put_bytes(*payload, narrow.data(), narrow.size());
+  const size_t all = sizeof head + key_bytes + row_bytes;
+  const auto buffer = buffer_of(all);
+  std::byte* to = buffer->data();
+  std::memcpy(to, &head, sizeof head);
+  if (key_bytes > 0) std::memcpy(to + sizeof head, keys.data(), key_bytes);
+  if (row_bytes == 0) return {buffer, {to, all}};
+  gather_rows(*call.order, spec, first, rows, call.given, to + sizeof head + key_bytes);
+  if (spec.wire == spec.dtype) return {buffer, {to, all}};
+  const auto narrow = narrowed(spec.wire, {to + sizeof head + key_bytes, row_bytes});
+  std::memcpy(to + sizeof head + key_bytes, narrow.data(), narrow.size());
+  return {buffer, {to, sizeof head + key_bytes + narrow.size()}};
+}
+
+// At least so many bytes.
+std::shared_ptr<std::vector<std::byte>> Client::buffer_of(size_t bytes) const {
+  auto& used = *used_;
+  auto buffer = std::make_unique<std::vector<std::byte>>();
+  if (!used.buffers.empty()) {
+    buffer = std::move(used.buffers.back());
+    used.buffers.pop_back();
+    used.bytes -= buffer->size();
   }
-  return payload;
+  if (buffer->size() < bytes) buffer->resize(bytes);
+  return {buffer.release(), [back = used_](std::vector<std::byte>* done) {
+            std::unique_ptr<std::vector<std::byte>> owner(done);
+            if (back->bytes + done->size() > kUsedMax) return;
+            back->bytes += done->size();
+            back->buffers.push_back(std::move(owner));
+          }};
 }
 
 // The shard has forgotten the list.

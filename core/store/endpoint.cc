@@ -51,7 +51,7 @@ void Endpoint::add_channel(int shard, int socket, int segment) {
   if (channels_.at(size_t(shard))) retire(size_t(shard));
   channels_[size_t(shard)] = std::move(channel);
   client_.on_link(shard, true);
-  after_call(false);
+  after_call(Then::kReturn);
 }
 
 std::vector<int> Endpoint::broken() const {
@@ -144,10 +144,10 @@ void Endpoint::rest(std::unique_lock<std::mutex>& lock, Clock::time_point until)
 
 // --- moving ---
 
-void Endpoint::after_call(bool background) {
+void Endpoint::after_call(Then then) {
   const bool moved = turn();
   if (moved && resting_) poller_->wake();
-  if (embedded_ || (!background && client_.idle())) return;
+  if (embedded_ || then == Then::kWait || (then == Then::kReturn && client_.idle())) return;
   wants_background_ = true;
   if (!background_.joinable() && !closing_)
     background_ = std::thread([this] { background_loop(); });

@@ -49,18 +49,24 @@ class Endpoint {
   void may_spin(bool yes) { ladder_.may_spin(yes); }
   std::vector<int> broken() const;  // shards without a channel
 
-  // Calls f(client) and moves what can be moved. `background`: nobody may wait for what it began.
-  // Raises Error when the store has failed.
+  // Who moves what a call began and could not be moved at once.
+  enum class Then : uint8_t {
+    kReturn,      // the background thread, if anything is left to be sent
+    kWait,        // the caller, who waits for it now
+    kBackground,  // the background thread, until it is answered
+  };
+
+  // Calls f(client) and moves what can be moved. Raises Error when the store has failed.
   template <class F>
-  auto call(bool background, F f) {
+  auto call(Then then, F f) {
     check_process();
     const std::lock_guard lock(mutex_);
     if (failure_.code != FailureCode::kNone) throw Error(failure_);
     struct After {
       Endpoint& self;
-      bool background;
-      ~After() { self.after_call(background); }
-    } after{*this, background};
+      Then then;
+      ~After() { self.after_call(then); }
+    } after{*this, then};
     return f(client_);
   }
   // Within `call`: moves what can be moved already.
@@ -93,7 +99,7 @@ class Endpoint {
   bool drive(std::unique_lock<std::mutex>& lock, Clock::time_point until, bool background,
              Done done);
   void rest(std::unique_lock<std::mutex>& lock, Clock::time_point until);
-  void after_call(bool background);  // with mutex_, as all below
+  void after_call(Then then);  // with mutex_, as all below
   bool turn();
   bool turn_channel(size_t shard);
   void tell_core();

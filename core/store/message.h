@@ -95,6 +95,7 @@ struct StoreHeader {
   uint64_t slowest = 0;  // to clients: the slowest member's clock in this part
                          // to shards: the number of what this comes after in this part
   uint64_t version = 0;  // value: how many rounds, or contributions, it holds
+                         // load: how many rows the slot of the first key will have
   uint64_t bytes = 0;    // of the payload
   uint64_t call = 0;     // of the client; answers carry it back
 };

@@ -9,17 +9,69 @@
 #include "store/wire.h"
 
 namespace commute {
-namespace {
 
-// How far ahead of its use a bucket, and then a row, is fetched from memory.
-constexpr size_t kRowAhead = 16;
-constexpr size_t kBucketAhead = 2 * kRowAhead;
+// A row that is needed goes through three stations: its bucket is fetched from memory, then found
+// in it and itself fetched, then used. `advance` brings as many as are wanted through the first
+// two, the first station well ahead of the second, so that fetching takes its time beside other
+// work.
+class RowDesk::Fetcher {
+ public:
+  static constexpr size_t kRowAhead = 16;
+  static constexpr size_t kBucketAhead = 2 * kRowAhead;
 
-}  // namespace
+  // `places` are filled in, or with `known` taken as they are. `bytes` of each row will be used.
+  Fetcher(const RowDesk& desk, std::span<const uint64_t> keys, Rows::Place* places, bool known,
+          size_t bytes)
+      : desk_(desk), keys_(keys), places_(places), known_(known), bytes_(bytes) {}
 
-RowDesk::RowDesk(std::vector<Slot*> slots, uint32_t first, uint32_t stride, uint32_t table)
-    : slots_(std::move(slots)), first_(first), stride_(stride) {
+  struct Row {
+    Rows* rows;
+    uint64_t rest;
+  };
+
+  // Rows before `end` are about to be used; at most kRing - kBucketAhead at a time.
+  void advance(size_t end) {
+    const size_t fetch = std::min(keys_.size(), end + kBucketAhead);
+    const size_t find = std::min(keys_.size(), end + kRowAhead);
+    const auto slots = static_cast<uint32_t>(desk_.rows_.size());
+    for (; fetched_ < fetch; ++fetched_) {
+      const uint64_t hash = hash_of(keys_[fetched_]);
+      Row& row = ring_[fetched_ % kRing];
+      row = {desk_.rows_[slot_of(hash, slots)], rest_of(hash, slots)};
+      if (!known_) row.rows->prefetch(row.rest);
+    }
+    for (; found_ < find; ++found_) {
+      const Row& row = ring_[found_ % kRing];
+      if (!known_) places_[found_] = row.rows->find(keys_[found_], row.rest);
+      row.rows->prefetch_row(places_[found_], bytes_);
+    }
+  }
+  const Row& operator[](size_t i) const { return ring_[i % kRing]; }
+
+  static constexpr size_t kRing = 128;
+
+ private:
+  const RowDesk& desk_;
+  std::span<const uint64_t> keys_;
+  Rows::Place* places_;
+  const bool known_;
+  const size_t bytes_;
+  size_t fetched_ = 0;
+  size_t found_ = 0;
+  Row ring_[kRing];
+};
+
+RowDesk::RowDesk(std::vector<Slot*> slots, uint32_t first, uint32_t stride, uint32_t table,
+                 size_t remembered_max)
+    : slots_(std::move(slots)), first_(first), stride_(stride), remembered_max_(remembered_max) {
   for (Slot* slot : slots_) parts_.push_back(slot->part(table));
+  rows_.resize(spec().slots);
+  find_rows();
+}
+
+// They are new after a reset.
+void RowDesk::find_rows() {
+  for (size_t i = 0; i < parts_.size(); ++i) rows_[first_ + i * stride_] = parts_[i]->rows.get();
 }
 
 std::shared_ptr<KeyList> RowDesk::keys_of(uint32_t worker, Bytes& payload) {
@@ -28,42 +80,45 @@ std::shared_ptr<KeyList> RowDesk::keys_of(uint32_t worker, Bytes& payload) {
     const auto known = known_.find(worker);
     if (known == known_.end()) return nullptr;
     const auto found = known->second.lists.find(head.digest);
-    return found == known->second.lists.end() ? nullptr : found->second;
+    if (found == known->second.lists.end()) return nullptr;
+    if (found->second->keys.size() != head.count)
+      throw std::invalid_argument("the list of this digest has another length");
+    return found->second;
   }
+  if (head.form != KeysForm::kKeys && head.form != KeysForm::kRemember)
+    throw std::invalid_argument("there is no such form of keys");
   const Bytes keys = take_bytes(payload, head.count * sizeof(uint64_t));
   auto list = std::make_shared<KeyList>();
   list->keys.resize(head.count);
   if (!keys.empty()) std::memcpy(list->keys.data(), keys.data(), keys.size());
   const uint32_t slots = spec().slots;
+  uint64_t before = 0;
   for (size_t i = 0; i < list->keys.size(); ++i) {
     const uint64_t hash = hash_of(list->keys[i]);
-    if (slot_of(hash, slots) % stride_ != first_ || (i > 0 && hash <= hash_of(list->keys[i - 1])))
+    if (rows_[slot_of(hash, slots)] == nullptr || (i > 0 && hash <= before))
       throw std::invalid_argument("keys of other slots, or out of order");
+    before = hash;
   }
   if (head.form == KeysForm::kRemember) remember(worker, head.digest, list);
   return list;
 }
 
 void RowDesk::remember(uint32_t worker, const Digest& digest, std::shared_ptr<KeyList> list) {
-  constexpr size_t kPerKey = sizeof(uint64_t) + sizeof(Rows::Place);
+  // Of a list itself about as much as of twenty keys: its entries in the map and the queue.
+  const auto bytes_of = [](const KeyList& one) {
+    return 256 + one.keys.size() * (sizeof(uint64_t) + sizeof(Rows::Place));
+  };
   Known& known = known_[worker];
-  const size_t bytes = list->keys.size() * kPerKey;
-  if (bytes > kRememberedMax || !known.lists.emplace(digest, std::move(list)).second) return;
+  const size_t bytes = bytes_of(*list);
+  if (bytes > remembered_max_ || !known.lists.emplace(digest, std::move(list)).second) return;
   known.order.push_back(digest);
   known.bytes += bytes;
-  while (known.bytes > kRememberedMax) {
+  while (known.bytes > remembered_max_) {
     const auto oldest = known.lists.find(known.order.front());
-    known.bytes -= oldest->second->keys.size() * kPerKey;
+    known.bytes -= bytes_of(*oldest->second);
     known.lists.erase(oldest);
     known.order.pop_front();
   }
-}
-
-void RowDesk::find(std::span<const uint64_t> keys, size_t i, Rows::Place* places) const {
-  const uint64_t hash = hash_of(keys[i]);
-  const Rows& rows = *part_of(hash).rows;
-  places[i] = rows.find(keys[i], rest_of(hash, spec().slots));
-  rows.prefetch_row(places[i]);
 }
 
 const Rows::Place* RowDesk::places_of(const KeyList& list) const {
@@ -73,27 +128,15 @@ const Rows::Place* RowDesk::places_of(const KeyList& list) const {
 std::vector<std::byte> RowDesk::values(KeyList& list) {
   const std::vector<uint64_t>& keys = list.keys;
   const size_t count = keys.size(), row_bytes = spec().bytes();
-  const uint32_t slots = spec().slots;
   const bool known = places_of(list) != nullptr;
   list.places.resize(count);
   list.epoch = epoch_;
   std::vector<std::byte> values(count * row_bytes);
-  for (size_t i = 0; i < count + kBucketAhead; ++i) {
-    if (i < count && !known) {
-      const uint64_t hash = hash_of(keys[i]);
-      part_of(hash).rows->prefetch(rest_of(hash, slots));
-    }
-    if (const size_t at = i - kRowAhead; i >= kRowAhead && at < count) {
-      if (known)
-        part_of(hash_of(keys[at])).rows->prefetch_row(list.places[at]);
-      else
-        find(keys, at, list.places.data());
-    }
-    if (i < kBucketAhead) continue;
-    const size_t at = i - kBucketAhead;
-    const uint64_t hash = hash_of(keys[at]);
-    part_of(hash).rows->copy_value(keys[at], rest_of(hash, slots), list.places[at],
-                                   values.data() + at * row_bytes);
+  Fetcher fetcher(*this, keys, list.places.data(), known, row_bytes);
+  for (size_t i = 0; i < count; ++i) {
+    fetcher.advance(i);
+    const auto& [rows, rest] = fetcher[i];
+    rows->copy_value(keys[i], rest, list.places[i], values.data() + i * row_bytes);
   }
   return spec().wire == spec().dtype ? values : narrowed(spec().wire, values);
 }
@@ -103,28 +146,19 @@ void RowDesk::apply(SlotOp op, const Record& record) {
   const std::span<const uint64_t> keys = op.keys;
   const Bytes payload = op.payload;
   const size_t row_bytes = keys.empty() ? 0 : payload.size() / keys.size();
-  const uint32_t slots = spec().slots;
-  const Rows::Place* const known = op.places;
-  std::vector<Rows::Place> found(known != nullptr ? 0 : keys.size());
+  const bool known = op.places != nullptr;
+  std::vector<Rows::Place> places(keys.size());
+  if (known) std::copy_n(op.places, keys.size(), places.begin());
   if (op.kind == OpKind::kDrop) ++epoch_;
-  size_t fetched = 0, looked = 0;
+  Fetcher fetcher(*this, keys, places.data(), known, spec().layout().bytes);
+  const auto slots = static_cast<uint32_t>(rows_.size());
   for (size_t begin = 0; begin < keys.size();) {
     const uint32_t slot = slot_of(hash_of(keys[begin]), slots);
-    size_t end = begin + 1;
-    while (end < keys.size() && slot_of(hash_of(keys[end]), slots) == slot) ++end;
-    for (; fetched < std::min(keys.size(), end + kBucketAhead) && known == nullptr; ++fetched) {
-      const uint64_t hash = hash_of(keys[fetched]);
-      part_of(hash).rows->prefetch(rest_of(hash, slots));
-    }
-    for (; looked < std::min(keys.size(), end + kRowAhead); ++looked) {
-      if (known != nullptr)
-        part_of(hash_of(keys[looked])).rows->prefetch_row(known[looked]);
-      else
-        find(keys, looked, found.data());
-    }
+    size_t end = begin;
+    while (end < keys.size() && slot_of(hash_of(keys[end]), slots) == slot) fetcher.advance(++end);
     op.keys = keys.subspan(begin, end - begin);
     op.payload = payload.subspan(begin * row_bytes, (end - begin) * row_bytes);
-    op.places = (known != nullptr ? known : found.data()) + begin;
+    op.places = places.data() + begin;
     if (record) record(slot, op);
     slots_[slot / stride_]->apply(op, parts_[slot / stride_]);
     begin = end;
@@ -137,6 +171,7 @@ void RowDesk::apply_everywhere(const SlotOp& op, const Record& record) {
     if (record) record(first_ + uint32_t(i) * stride_, op);
     slots_[i]->apply(op, parts_[i]);
   }
+  find_rows();
 }
 
 // Every slot comes up a few times before a row can be as old as it may get.

@@ -53,7 +53,8 @@ class RowDesk {
   static constexpr size_t kRememberedMax = 16 << 20;  // bytes, per worker
 
   // `slots` are those of the shard, in rising order, with `stride` between them.
-  RowDesk(std::vector<Slot*> slots, uint32_t first, uint32_t stride, uint32_t table);
+  RowDesk(std::vector<Slot*> slots, uint32_t first, uint32_t stride, uint32_t table,
+          size_t remembered_max = kRememberedMax);
 
   // The keys of a message; nothing when its digest is not known. Takes head and keys off `payload`.
   // Raises std::invalid_argument.
@@ -65,8 +66,14 @@ class RowDesk {
   void apply_everywhere(const SlotOp& op, const Record& record);
   // Drops rows that nobody has pushed for long, of some slots at a time.
   void expire(uint32_t table, uint64_t now, const Record& record);
+  void forget(uint32_t worker) { known_.erase(worker); }
   // Where the list's rows are, so far as that was looked up and still holds; else nullptr.
   const Rows::Place* places_of(const KeyList& list) const;
+
+  // The slot of this key will have so many rows.
+  void reserve(uint64_t key, size_t rows) const {
+    parts_[slot_of(hash_of(key), spec().slots) / stride_]->rows->reserve(rows);
+  }
 
   const std::vector<Slot::Part*>& parts() const { return parts_; }
   const TableSpec& spec() const { return parts_.front()->spec; }
@@ -78,16 +85,18 @@ class RowDesk {
     size_t bytes = 0;
   };
 
-  Slot::Part& part_of(uint64_t hash) const {
-    return *parts_[slot_of(hash, spec().slots) / stride_];
-  }
-  void find(std::span<const uint64_t> keys, size_t i, Rows::Place* places) const;
+  // Keys whose rows are being fetched, a few at a time.
+  class Fetcher;
+
+  void find_rows();
   void remember(uint32_t worker, const Digest& digest, std::shared_ptr<KeyList> list);
 
   std::vector<Slot*> slots_;
   std::vector<Slot::Part*> parts_;
+  std::vector<Rows*> rows_;  // by slot of the whole store; those of other shards are null
   uint32_t first_;
   uint32_t stride_;
+  size_t remembered_max_;
   uint64_t epoch_ = 0;      // changes when rows go
   uint64_t expired_ = 0;    // the clock of the last time
   size_t next_expiry_ = 0;  // slot

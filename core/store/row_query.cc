@@ -51,37 +51,74 @@ std::vector<Ranked> top_rows(const RowParts& parts, size_t k) {
   return best;
 }
 
-std::vector<std::byte> items(const RowParts& parts, uint64_t from) {
-  const TableSpec& spec = parts.front()->spec;
-  const size_t row_bytes = parts.front()->rows->layout().bytes;
-  const size_t most = std::max<size_t>(1, kPartBytesMax / (sizeof(uint64_t) + row_bytes));
-  ItemsHead head{0, 0, static_cast<uint32_t>(row_bytes)};
-  std::vector<std::byte> keys, rows;
-  // A shard's slots are every so many-th one; those before `from` need no look.
-  const size_t stride = (spec.slots + parts.size() - 1) / parts.size();
-  for (size_t i = slot_of(from, spec.slots) / stride; i < parts.size(); ++i) {
-    const Slot::Part* const part = parts[i];
-    if (part->rows->size() == 0) continue;
-    const std::vector<uint64_t> sorted = part->rows->keys();
-    auto next = std::partition_point(sorted.begin(), sorted.end(),
-                                     [from](uint64_t key) { return hash_of(key) < from; });
-    for (; next != sorted.end(); ++next) {
-      if (head.count == most) {
-        head.next = hash_of(*next);
-        break;
-      }
-      const uint64_t rest = rest_of(hash_of(*next), spec.slots);
-      put(keys, *next);
-      put_bytes(rows, part->rows->at(part->rows->find(*next, rest), *next), row_bytes);
-      ++head.count;
-    }
-    if (head.next != 0) break;
+namespace {
+
+// Rows of the shard from this hash on, at most so many; and the hash of the one after them, or 0.
+uint64_t find_items(const RowParts& parts, uint32_t first, uint32_t stride, uint64_t from,
+                    size_t most, std::vector<Rows::Found>& found) {
+  const uint32_t slot = slot_of(from, parts.front()->spec.slots);
+  const size_t begin = slot <= first ? 0 : (slot - first + stride - 1) / stride;
+  for (size_t i = begin; i < parts.size(); ++i) {
+    const bool within = first + i * stride == slot;
+    parts[i]->rows->find_from(within ? from : 0, most + 1 - found.size(), found);
+    if (found.size() <= most) continue;
+    const uint64_t next = found[most].hash;
+    found.resize(most);
+    return next;
   }
+  return 0;
+}
+
+// The rows column by column; the padding of a row is left out.
+void put_columns(const RowLayout& layout, const std::vector<Rows::Found>& found, std::byte* to) {
+  constexpr size_t kAhead = 16;
+  const size_t count = found.size(), arrays = 1 + layout.states;
+  std::byte* const keys = to;
+  std::byte* const values = keys + count * sizeof(uint64_t);
+  std::byte* counted = values + count * layout.value_bytes * arrays;
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count)
+      for (size_t at = 0; at < layout.bytes; at += 64)
+        __builtin_prefetch(found[i + kAhead].row + at);
+    std::memcpy(keys + i * sizeof(uint64_t), &found[i].key, sizeof(uint64_t));
+    for (size_t array = 0; array < arrays; ++array)
+      std::memcpy(values + (array * count + i) * layout.value_bytes,
+                  found[i].row + array * layout.value_bytes, layout.value_bytes);
+  }
+  for (const ptrdiff_t at : {layout.step_at, layout.touched_at}) {
+    if (at < 0) continue;
+    for (size_t i = 0; i < count; ++i, counted += sizeof(uint32_t))
+      std::memcpy(counted, found[i].row + at, sizeof(uint32_t));
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> items(const RowParts& parts, uint32_t first, uint32_t stride,
+                             uint64_t from) {
+  const TableSpec& spec = parts.front()->spec;
+  const RowLayout& layout = parts.front()->rows->layout();
+  const size_t row_bytes = sizeof(uint64_t) + layout.value_bytes * (1 + layout.states) +
+                           sizeof(uint32_t) * ((layout.step_at >= 0) + (layout.touched_at >= 0));
+  const size_t room = kPartBytesMax - sizeof(ItemsRun) * parts.size();
+  std::vector<Rows::Found> found;
+  ItemsHead head;
+  head.next = find_items(parts, first, stride, from, std::max<size_t>(1, room / row_bytes), found);
+  head.count = static_cast<uint32_t>(found.size());
+  std::vector<ItemsRun> runs;
+  for (const Rows::Found& one : found) {
+    const uint32_t slot = slot_of(one.hash, spec.slots);
+    if (runs.empty() || runs.back().slot != slot) runs.push_back({slot, 0});
+    ++runs.back().count;
+  }
+  head.runs = static_cast<uint32_t>(runs.size());
   std::vector<std::byte> answer;
-  answer.reserve(sizeof head + keys.size() + rows.size());
+  answer.reserve(sizeof head + runs.size() * sizeof(ItemsRun) + found.size() * row_bytes);
   put(answer, head);
-  put_bytes(answer, keys.data(), keys.size());
-  put_bytes(answer, rows.data(), rows.size());
+  put_all(answer, runs);
+  const size_t columns = answer.size();
+  answer.resize(columns + found.size() * row_bytes);
+  put_columns(layout, found, answer.data() + columns);
   return answer;
 }
 

@@ -23,14 +23,19 @@ RowSummary summarize_rows(const RowParts& parts);
 // with its sign.
 std::vector<Ranked> top_rows(const RowParts& parts, size_t k);
 
-// Rows with their state in the order of their hashes, from the one with hash `from` on:
+// Rows with their state in the order of their hashes, from the one with hash `from` on, as columns:
 //
-//   answer = head | keys | rows
+//   answer = head | runs | keys | values | states | states | steps? | touched?
 struct ItemsHead {
-  uint64_t next = 0;  // the hash to go on from; 0: that was all
-  uint32_t count = 0;
-  uint32_t row_bytes = 0;
+  uint64_t next = 0;   // the hash to go on from; 0: that was all
+  uint32_t count = 0;  // rows
+  uint32_t runs = 0;
 };
-std::vector<std::byte> items(const RowParts& parts, uint64_t from);
+struct ItemsRun {  // rows of one slot
+  uint32_t slot = 0;
+  uint32_t count = 0;
+};
+// Of a shard's slots: `first` and every `stride`-th from there.
+std::vector<std::byte> items(const RowParts& parts, uint32_t first, uint32_t stride, uint64_t from);
 
 }  // namespace commute

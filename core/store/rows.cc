@@ -265,10 +265,10 @@ Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
   return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
 }
 
-void Rows::prefetch_row(Place place) const {
+void Rows::prefetch_row(Place place, size_t bytes) const {
   if (place >= kUnknown) return;
   if (inline_) return fetch(bucket(place >> kEntryBits), size_t{1} << bucket_shift_);
-  fetch(numbered(place), std::min<size_t>(row_bytes_, kRowLines * kLineBytes));
+  fetch(numbered(place), std::min<size_t>(bytes, kRowLines * kLineBytes));
 }
 
 std::byte* Rows::at(Place place, uint64_t key) const {
@@ -279,10 +279,10 @@ std::byte* Rows::at(Place place, uint64_t key) const {
   return matches(here, key) & used(here) & 1u << entry ? payload(here, entry) : nullptr;
 }
 
-std::byte* Rows::at_or_make(uint64_t key, uint64_t rest, Place hint) {
+std::byte* Rows::at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled) {
   if (std::byte* const row = at(hint, key)) return row;
   Spot spot;
-  return locate(key, rest, spot) ? row(bucket(spot.bucket), spot.entry) : make(key, rest);
+  return locate(key, rest, spot) ? row(bucket(spot.bucket), spot.entry) : make(key, rest, filled);
 }
 
 void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const {
@@ -295,8 +295,9 @@ void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) co
     initial_row(initial_, layout_.dtype, key, to, layout_.width);
 }
 
-std::byte* Rows::make(uint64_t key, uint64_t rest) {
-  if (size_ >= limit_) grow();
+std::byte* Rows::make(uint64_t key, uint64_t rest, bool filled) {
+  const auto pages = static_cast<uint32_t>(index_.size());
+  if (size_ >= limit_) grow(std::max(pages + 1, pages * 5 / 4));
   std::byte* made;
   if (inline_) {
     made = insert(key, rest);
@@ -306,7 +307,7 @@ std::byte* Rows::make(uint64_t key, uint64_t rest) {
     made = numbered(number);
   }
   ++size_;
-  fill(key, made);
+  if (filled) fill(key, made);
   return made;
 }
 
@@ -356,9 +357,8 @@ void Rows::add_page() {
 // may belong before; it is held until that page's turn. Memory is asked for before anything moves,
 // except where keys were chosen to collide and run off the end: if there is none then, rows are
 // lost.
-void Rows::grow() {
+void Rows::grow(uint32_t pages) {
   auto page = static_cast<uint32_t>(index_.size());
-  const uint32_t pages = std::max(page + 1, page * 5 / 4);
   std::vector<std::byte> held, kept;
   held.reserve(kPageBytes);
   while (index_.size() < pages) add_page();
@@ -380,6 +380,13 @@ void Rows::grow() {
     held.swap(kept);
     kept.clear();
   }
+}
+
+void Rows::reserve(size_t rows) {
+  rows = std::min<size_t>(rows, kUnknown);
+  if (rows <= limit_) return;
+  const size_t homes = rows * 5 / 4 / layout_.entries + 1;
+  grow(static_cast<uint32_t>(((homes + kTail) >> page_shift_) + 1));
 }
 
 void Rows::drain(uint32_t page, std::vector<std::byte>& held) {
@@ -452,6 +459,28 @@ uint32_t Rows::least_home(uint32_t number) const {
     least = std::min(least, home_of(rest_of(hash_of(key), slots_)));
   }
   return least;
+}
+
+// Up to a bucket that has not passed on there are all entries that belong up to there, and no
+// others: what follows has larger hashes.
+void Rows::find_from(uint64_t from, size_t most, std::vector<Found>& found) const {
+  if (homes_ == 0) return;
+  const auto by_hash = [](const Found& a, const Found& b) { return a.hash < b.hash; };
+  const auto buckets = static_cast<uint32_t>(index_.size()) << page_shift_;
+  const size_t enough = found.size() + most;
+  size_t in_order = found.size();
+  for (uint32_t i = home_of(rest_of(from, slots_)); i < buckets; ++i) {
+    std::byte* const here = bucket(i);
+    for (uint32_t left = used(here); left != 0; left &= left - 1) {
+      const auto entry = static_cast<uint32_t>(std::countr_zero(left));
+      const uint64_t hash = hash_of(key(here, entry));
+      if (hash >= from) found.push_back({hash, key(here, entry), row(here, entry)});
+    }
+    if (meta(here) & kPassedOn) continue;
+    std::sort(found.begin() + ptrdiff_t(in_order), found.end(), by_hash);
+    in_order = found.size();
+    if (in_order >= enough) return;
+  }
 }
 
 std::vector<uint64_t> Rows::keys() const {

@@ -107,7 +107,8 @@ class Rows {
   // `rest` is rest_of(hash_of(key)). A look-up in three steps, so that many can be under way.
   void prefetch(uint64_t rest) const;
   Place find(uint64_t key, uint64_t rest) const;
-  void prefetch_row(Place place) const;
+  // `bytes` of it: the value, or all.
+  void prefetch_row(Place place, size_t bytes) const;
 
   // In what follows a place is as `find` gave it, and no row was dropped since. Rows may have been
   // made, and inline ones may have moved: that is noticed by their key.
@@ -116,10 +117,18 @@ class Rows {
   std::byte* at(Place place, uint64_t key) const;
   // Makes the initial row where there is none. `hint` may be kAbsent (perhaps it was made since)
   // or kUnknown.
-  std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint);
+  std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint) {
+    return at_or_make(key, rest, hint, true);
+  }
+  // As that, where the caller fills what was made.
+  std::byte* at_or_make_empty(uint64_t key, uint64_t rest, Place hint) {
+    return at_or_make(key, rest, hint, false);
+  }
   // What a pull gets: the value of the row, or the initial one.
   void copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const;
   bool drop(uint64_t key, uint64_t rest);
+  // There will be so many rows: makes room for all of them at once.
+  void reserve(size_t rows);
 
   size_t size() const { return size_; }
   size_t memory() const;  // bytes in pages
@@ -127,6 +136,14 @@ class Rows {
   // Calls f(key, row) for every row, in no order; f may not change the table.
   template <class F>
   void each(F f) const;
+  struct Found {
+    uint64_t hash;
+    uint64_t key;
+    const std::byte* row;
+  };
+  // Appends the rows with a hash of at least `from`, which is of this slot (or 0: all), in the
+  // order of their hashes; it may end when these are `most`.
+  void find_from(uint64_t from, size_t most, std::vector<Found>& found) const;
   // The keys in the order of their hashes.
   std::vector<uint64_t> keys() const;
 
@@ -173,11 +190,12 @@ class Rows {
   }
 
   bool locate(uint64_t key, uint64_t rest, Spot& spot) const;
-  std::byte* make(uint64_t key, uint64_t rest);
+  std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled);
+  std::byte* make(uint64_t key, uint64_t rest, bool filled);
   uint32_t take_number();
   // A free entry for a key that is not there; what goes into its payload is up to the caller.
   std::byte* insert(uint64_t key, uint64_t rest);
-  void grow();
+  void grow(uint32_t pages);
   void add_page();
   void drain(uint32_t page, std::vector<std::byte>& held);
   void close_gap(uint32_t home, uint32_t gap);

@@ -23,7 +23,7 @@ Server::~Server() {
   close();
 }
 
-void Server::add_channel(uint32_t shard, int socket, int segment) {
+void Server::add_channel(uint32_t shard, int socket, int segment, int64_t worker) {
   const uint32_t at = shard - settings_.first_shard;
   if (shard < settings_.first_shard || at >= desks_.size()) {
     ::close(socket);
@@ -33,12 +33,13 @@ void Server::add_channel(uint32_t shard, int socket, int segment) {
   Desk& desk = *desks_[at];
   Mail mail;
   mail.channel = make_channel(socket, segment, false, desk.poller);
+  mail.worker = worker;
   post(desk, std::move(mail));
 }
 
 void Server::on_lost(uint32_t worker) {
   if (worker >= settings_.workers) return;
-  for (auto& desk : desks_) post(*desk, {nullptr, int(worker), -1});
+  for (auto& desk : desks_) post(*desk, {.lost = worker});
   {
     const std::lock_guard lock(mutex_);
     lost_.push_back(worker);
@@ -48,8 +49,18 @@ void Server::on_lost(uint32_t worker) {
 
 void Server::on_left(uint32_t worker) {
   if (worker >= settings_.workers) return;
-  for (auto& desk : desks_) post(*desk, {nullptr, -1, int(worker)});
+  for (auto& desk : desks_) post(*desk, {.left = worker});
   member_gone(worker);
+}
+
+void Server::on_came(uint32_t observer) {
+  if (observer < settings_.workers) return;
+  for (auto& desk : desks_) post(*desk, {.came = observer});
+}
+
+void Server::on_gone(uint32_t observer) {
+  if (observer < settings_.workers) return;
+  for (auto& desk : desks_) post(*desk, {.gone = observer});
 }
 
 void Server::member_gone(uint32_t worker) {
@@ -73,6 +84,23 @@ Server::Counts Server::counts() const {
     counts.refused += desk->refused.load(std::memory_order_relaxed);
   }
   return counts;
+}
+
+std::vector<ShardStatus> Server::status() {
+  std::vector<std::future<ShardStatus>> answers;
+  for (auto& desk : desks_) {
+    auto asks = std::make_shared<std::promise<ShardStatus>>();
+    answers.push_back(asks->get_future());
+    post(*desk, {.asks = std::move(asks)});
+  }
+  std::vector<ShardStatus> found;
+  for (auto& answer : answers) {
+    // A shard that ends does not read its mail any more.
+    while (answer.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready)
+      if (closing_.load()) return {};
+    found.push_back(answer.get());
+  }
+  return found;
 }
 
 std::vector<uint32_t> Server::lost() const {
@@ -112,12 +140,32 @@ void Server::take_mail(Desk& desk) {
     mail = std::exchange(desk.mail, {});
     desk.has_mail.store(false);
   }
-  for (Mail& letter : mail) {
-    if (letter.channel) desk.clients.push_back({++desk.last_link, std::move(letter.channel)});
-    if (letter.lost >= 0) desk.shard.on_lost(uint32_t(letter.lost));
-    if (letter.left >= 0) desk.shard.on_left(uint32_t(letter.left));
-  }
+  for (Mail& letter : mail) read(desk, letter);
   desk.open.store(desk.clients.size(), std::memory_order_relaxed);
+}
+
+void Server::read(Desk& desk, Mail& letter) {
+  if (letter.channel)
+    desk.clients.push_back({++desk.last_link, std::move(letter.channel), letter.worker});
+  if (letter.lost >= 0) desk.shard.on_lost(uint32_t(letter.lost));
+  if (letter.left >= 0) desk.shard.on_left(uint32_t(letter.left));
+  if (letter.came >= 0) desk.shard.on_came(uint32_t(letter.came));
+  if (letter.gone >= 0) {
+    for (const Client& client : desk.clients)
+      if (client.worker == letter.gone) desk.shard.on_link_down(client.link);
+    std::erase_if(desk.clients, [&](const Client& it) { return it.worker == letter.gone; });
+    desk.shard.on_gone(uint32_t(letter.gone));
+  }
+  if (letter.asks) letter.asks->set_value(status_of(desk));
+}
+
+ShardStatus Server::status_of(const Desk& desk) {
+  ShardStatus status = commute::status_of(desk.shard);
+  for (const Client& client : desk.clients) {
+    status.clients.push_back(client.counted);
+    status.clients.back().worker = client.worker;
+  }
+  return status;
 }
 
 void Server::run(Desk& desk) {
@@ -189,6 +237,10 @@ bool Server::serve(Desk& desk, Client& client) const {
   const auto begin = Clock::now();
   const StoreMessage* message = channel->receive();
   if (message == nullptr) return moved;
+  if (client.worker >= 0 && client.worker != message->header.worker)
+    throw LinkClosed("it spoke for another worker: garbage");
+  ++client.counted.messages;
+  client.counted.bytes += message->payload.size();
   const bool waits = (message->header.flags & kStoreOneOfMany) == 0;
   const uint64_t call = message->header.call;
   shard.on_message(link, message->header, message->payload);
@@ -200,7 +252,7 @@ bool Server::serve(Desk& desk, Client& client) const {
   }
   const auto end = Clock::now();
   if (waits) {
-    desk.last_waiting = end;
+    client.waited = end;
   } else if (client.used += end - begin; client.used > kStretch) {
     client.not_before = end + kGiveWay * client.used;
     client.used = {};
@@ -211,7 +263,10 @@ bool Server::serve(Desk& desk, Client& client) const {
 bool Server::gives_way(Desk& desk, Client& client) const {
   if (settings_.may_spin || client.not_before == Clock::time_point{}) return false;
   const auto now = Clock::now();
-  if (now < client.not_before && now - desk.last_waiting < kAround) return desk.holds_back = true;
+  const bool others_wait = std::any_of(
+      desk.clients.begin(), desk.clients.end(),
+      [&](const Client& other) { return &other != &client && now - other.waited < kAround; });
+  if (others_wait && now < client.not_before) return desk.holds_back = true;
   client.not_before = {};
   return false;
 }

@@ -5,6 +5,10 @@
 // (new channels, news of members) is left in the shard's mailbox, under a mutex, and its poller
 // woken. Every public function may be called from any thread.
 //
+// Observers come and go while it runs, by numbers that are not used twice. When one goes its
+// channels are closed, and nothing of it is kept. A channel whose worker is known carries messages
+// of that worker only.
+//
 // Fairness: in each turn every channel gets its answers sent, and one message taken. A client that
 // has many messages under way (it floods, or moves a large array) can keep this thread busy without
 // end, and itself, and on a host short of cores those who wait for one answer at a time would miss
@@ -15,6 +19,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -25,13 +30,14 @@
 #include "store/ladder.h"
 #include "store/replay.h"
 #include "store/shard.h"
+#include "store/status.h"
 
 namespace commute {
 
 class Server {
  public:
   struct Settings {
-    uint32_t workers = 1;
+    uint32_t workers = 1;      // 0: observers only
     uint32_t first_shard = 0;  // the number of this server's first shard among all
     uint32_t shards = 1;       // of this server
     uint32_t all_shards = 1;
@@ -50,13 +56,18 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   // Takes ownership of `socket` and, unless it is -1, of `segment`. Raises std::runtime_error.
-  void add_channel(uint32_t shard, int socket, int segment);
+  // `worker` is who dialled; -1 where that is not known.
+  void add_channel(uint32_t shard, int socket, int segment, int64_t worker = -1);
   void on_lost(uint32_t worker);
   void on_left(uint32_t worker);
+  void on_came(uint32_t observer);  // before its first channel
+  void on_gone(uint32_t observer);
 
   // Waits until every worker has left or is lost, at most so long; true when they have.
   bool wait_until_over(std::chrono::milliseconds at_most);
   Counts counts() const;
+  // What each shard holds, in their order; asks their threads. Empty once it is closed.
+  std::vector<ShardStatus> status();
   std::vector<uint32_t> lost() const;  // workers
   void close();
 
@@ -68,13 +79,20 @@ class Server {
   static constexpr std::chrono::milliseconds kSlice{1000};
 
   struct Mail {
-    std::unique_ptr<Channel> channel;
-    int lost = -1;
-    int left = -1;
+    std::unique_ptr<Channel> channel = nullptr;
+    int64_t worker = -1;  // of the channel
+    int64_t lost = -1;
+    int64_t left = -1;
+    int64_t came = -1;
+    int64_t gone = -1;
+    std::shared_ptr<std::promise<ShardStatus>> asks = nullptr;
   };
   struct Client {
     int link;
     std::unique_ptr<Channel> channel;
+    int64_t worker = -1;
+    ClientStatus counted{};
+    Clock::time_point waited{};      // for its answer: when the last such was served
     Clock::duration used{};          // with many under way, since it last gave way
     Clock::time_point not_before{};  // gives way until then
   };
@@ -86,8 +104,7 @@ class Server {
     std::shared_ptr<Poller> poller = std::make_shared<Poller>();
     std::vector<Client> clients;
     int last_link = 0;
-    Clock::time_point last_waiting{};  // when a client that waits for its answer was served
-    bool holds_back = false;           // a client that gives way
+    bool holds_back = false;  // a client that gives way
     Ladder ladder;
     Spread spread;
     std::mutex mutex;  // guards the mail
@@ -105,6 +122,8 @@ class Server {
   bool serve(Desk& desk, Client& client) const;
   bool gives_way(Desk& desk, Client& client) const;
   void take_mail(Desk& desk);
+  static void read(Desk& desk, Mail& letter);
+  static ShardStatus status_of(const Desk& desk);
   void post(Desk& desk, Mail mail);
   void member_gone(uint32_t worker);
 

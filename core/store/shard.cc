@@ -24,7 +24,8 @@ bool is_known(StoreKind kind) {
 Shard::Shard(Settings settings, Record record) : settings_(settings), record_(std::move(record)) {}
 
 void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
-  if (header.worker >= settings_.workers || !is_known(header.kind))
+  const bool observer = observes(header.worker);
+  if ((observer && !present_.contains(header.worker)) || !is_known(header.kind))
     return refuse(link, header, Refused::kProtocol, "no correct client sends this");
   uint32_t& newest = incarnations_[header.worker];
   if (header.incarnation < newest)
@@ -41,15 +42,21 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
   if (found == desks_.end())
     return refuse(link, header, Refused::kProtocol, "the table is not declared");
   Desk& desk = found->second;
-  if (desk.workers[header.worker].incarnation != header.incarnation)
+  if (desk.of(header.worker).incarnation != header.incarnation)
     return refuse(link, header, Refused::kProtocol, "this worker has not declared the table");
   if (header.kind == StoreKind::kWho) return who(link, header, desk);
-  if (desk.workers[header.worker].gone)
+  if (observer && header.kind != StoreKind::kPull && desk.spec().bounded())
+    return refuse(link, header, Refused::kInvalid,
+                  "an observer has no clock, and may change tables at staleness None only; this "
+                  "one has staleness " +
+                      std::to_string(desk.spec().staleness));
+  if (desk.of(header.worker).gone)
     return refuse(link, header, Refused::kLost,
                   "rank " + std::to_string(header.worker) +
                       " itself has left, or was taken for lost, and the others went on without it",
                   header.worker);
-  if (desk.lost >= 0) return refuse_lost(link, header, desk);
+  if (desk.lost >= 0 && !(observer && header.kind == StoreKind::kPull))
+    return refuse_lost(link, header, desk);
   try {
     switch (header.kind) {
       case StoreKind::kPush:
@@ -70,7 +77,7 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
         return set(link, header, payload, desk);
     }
   } catch (const std::invalid_argument& error) {
-    return refuse(link, header, Refused::kProtocol, error.what());
+    return refuse_change(link, header, error.what(), desk);
   }
 }
 
@@ -83,6 +90,8 @@ void Shard::on_link_down(int link) {
   for (auto& [key, desk] : desks_) {
     std::erase_if(desk.pulls, [link](const Waiting& pull) { return pull.link == link; });
     for (Standing& standing : desk.workers)
+      if (standing.eager == link) standing.eager = -1;
+    for (auto& [worker, standing] : desk.observers)
       if (standing.eager == link) standing.eager = -1;
   }
   for (auto& [key, waiting] : not_yet_)
@@ -102,8 +111,10 @@ void Shard::on_lost(uint32_t worker) {
     if (desk.workers[worker].gone) continue;  // it had left
     if (!desk.spec().continues) {
       desk.lost = int(worker);
-      for (const Waiting& pull : std::exchange(desk.pulls, {}))
+      for (const Waiting& pull : std::exchange(desk.pulls, {})) {
+        owes(pull.link, pull.list, false);
         refuse_lost(pull.link, pull.header, desk);
+      }
       for (Standing& standing : desk.workers)
         if (const int link = std::exchange(standing.eager, -1); link >= 0) {
           StoreHeader header;
@@ -144,10 +155,18 @@ void Shard::declare_table(int link, const StoreHeader& header, Bytes payload) {
     if (record_) record_(0, op);
     slot(0).apply(op);
   } else if (found->second.declaration != entry.declaration) {
-    const std::string text = "rank " + std::to_string(found->second.maker) + " declared " +
-                             found->second.declaration + ", rank " + std::to_string(header.worker) +
-                             " " + entry.declaration;
+    const std::string text = name_of(found->second.maker) + " declared " +
+                             found->second.declaration + ", " + name_of(header.worker) + " " +
+                             entry.declaration;
     return refuse(link, header, Refused::kMismatch, text);
+  } else if ((header.flags & kStoreMaker) && found->second.maker == header.version) {
+    // The maker is gone, or does not come to it: this worker makes what is missing.
+    TableEntry taken = found->second;
+    taken.maker = header.worker;
+    const auto encoded = taken.encode();
+    const SlotOp op{OpKind::kTable, 0, {}, {}, encoded};
+    if (record_) record_(0, op);
+    slot(0).apply(op);
   }
   StoreHeader placed = header;
   placed.kind = StoreKind::kPlaced;
@@ -189,6 +208,8 @@ void Shard::declare(int link, const StoreHeader& header, Bytes payload) {
           link, header, Refused::kLost,
           "rank " + std::to_string(header.version) + " was lost before it had made the table",
           header.version);
+    if (observes(uint32_t(header.version)) && !present_.contains(uint32_t(header.version)))
+      return refuse_unmade(link, header);
     not_yet_[key_of(header)].push_back({link, header});
     return;
   }
@@ -217,7 +238,7 @@ void Shard::create(const StoreHeader& header, Bytes payload) {
       slots.back()->apply(op);
     }
     desk.rows = std::make_unique<RowDesk>(std::move(slots), settings_.index, settings_.shards,
-                                          header.table);
+                                          header.table, settings_.remembered_max);
     desk.part = desk.rows->parts().front();
   } else {
     if (header.slot >= settings_.slots || header.slot % settings_.shards != settings_.index)
@@ -243,7 +264,7 @@ Slot& Shard::slot(uint32_t number) {
 
 // A worker that comes back has a clock here; what its last life had begun to build is forgotten.
 void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (standing.incarnation < header.incarnation) {
     standing.incarnation = header.incarnation;
     standing.number = 0;
@@ -258,13 +279,12 @@ void Shard::welcome(int link, const StoreHeader& header, Desk& desk) {
 
 void Shard::push(int link, const StoreHeader& header, const Contribution& given,
                  std::shared_ptr<KeyList> list, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   const TableSpec& spec = desk.spec();
   const size_t expected = spec.bytes() * (spec.sparse ? given.keys.size() : 1);
   if (given.payload.size() != expected)
-    return refuse(link, header, Refused::kProtocol,
-                  "expected " + std::to_string(expected) + " bytes, got " +
-                      std::to_string(given.payload.size()));
+    throw std::invalid_argument("expected " + std::to_string(expected) + " bytes, got " +
+                                std::to_string(given.payload.size()));
   if (is_news(header, standing)) {
     if (!its_turn(header, standing) || header.clock > bound(desk))
       return put_off(link, header, desk);
@@ -311,7 +331,7 @@ void Shard::push_rows(int link, const StoreHeader& header, Bytes payload, Desk& 
 
 // Counts empty contributions up to the clock it names; what is being built becomes the first.
 void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (is_news(header, standing)) {
     if (!its_turn(header, standing)) return put_off(link, header, desk);
     standing.number = header.number;
@@ -327,7 +347,10 @@ void Shard::tick(int link, const StoreHeader& header, Desk& desk) {
 }
 
 void Shard::pull(int link, const StoreHeader& header, std::shared_ptr<KeyList> list, Desk& desk) {
-  if (!its_turn(header, desk.workers[header.worker])) return put_off(link, header, desk);
+  // Where what an observer changes is refused, nothing comes after anything.
+  const bool at_once = observes(header.worker) && (desk.spec().bounded() || desk.lost >= 0);
+  if (!at_once && !its_turn(header, desk.of(header.worker))) return put_off(link, header, desk);
+  owes(link, list, true);
   desk.pulls.push_back({link, header, std::move(list)});
   answer_pulls(desk);
 }
@@ -344,12 +367,13 @@ void Shard::pull_rows(int link, const StoreHeader& header, Bytes payload, Desk& 
 
 void Shard::set(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
   if (payload.size() != Update::kEncodedBytes)
-    return refuse(link, header, Refused::kProtocol, "an update has another length");
+    throw std::invalid_argument("an update has another length");
+  Update::decode(payload);  // what cannot be is refused now, not in the round it is for
   change(link, header, OpKind::kSet, {{payload.begin(), payload.end()}, nullptr}, desk);
 }
 
 void Shard::drop(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
-  if (!desk.rows) return refuse(link, header, Refused::kProtocol, "the table has no rows");
+  if (!desk.rows) throw std::invalid_argument("the table has no rows");
   auto list = desk.rows->keys_of(header.worker, payload);
   if (!list) return queue(link, answer(header, StoreKind::kUnknown, desk));
   change(link, header, OpKind::kDrop, {{}, std::move(list)}, desk);
@@ -359,9 +383,9 @@ void Shard::drop(int link, const StoreHeader& header, Bytes payload, Desk& desk)
 void Shard::reset(int link, const StoreHeader& header, Bytes payload, Desk& desk) {
   Bytes rest = payload;
   const auto clock = commute::take<uint64_t>(rest);
-  const bool news = is_news(header, desk.workers[header.worker]);
+  const bool news = is_news(header, desk.of(header.worker));
   change(link, header, OpKind::kReset, {{payload.begin(), payload.end()}, nullptr}, desk);
-  if (!news || desk.workers[header.worker].number != header.number) return;
+  if (!news || desk.of(header.worker).number != header.number) return;
   for (Standing& standing : desk.workers) standing.clock = clock;
   desk.closed = clock;
 }
@@ -373,6 +397,7 @@ void Shard::load(int link, const StoreHeader& header, Bytes payload, Desk& desk)
     if (!with.list) return queue(link, answer(header, StoreKind::kUnknown, desk));
     if (payload.size() != with.list->keys.size() * desk.spec().layout().bytes)
       throw std::invalid_argument("saved rows have another length");
+    if (!with.list->keys.empty()) desk.rows->reserve(with.list->keys.front(), header.version);
   } else if (payload.size() != sizeof(SavedArray) + desk.part->value.size()) {
     throw std::invalid_argument("a saved array has another length");
   }
@@ -382,12 +407,15 @@ void Shard::load(int link, const StoreHeader& header, Bytes payload, Desk& desk)
 
 // What is not a contribution takes effect after the caller's last round.
 void Shard::change(int link, const StoreHeader& header, OpKind kind, Change with, Desk& desk) {
-  Standing& standing = desk.workers[header.worker];
+  Standing& standing = desk.of(header.worker);
   if (is_news(header, standing)) {
     if (!its_turn(header, standing)) return put_off(link, header, desk);
     standing.number = header.number;
     const Author author{header.worker, header.incarnation, header.number, 0};
-    desk.settings.push_back({header.clock, kind, author, std::move(with)});
+    // By rounds: who has ticked ahead does not put off what comes first for others.
+    const auto later = std::find_if(desk.settings.begin(), desk.settings.end(),
+                                    [&](const Setting& one) { return one.after > header.clock; });
+    desk.settings.insert(later, {header.clock, kind, author, std::move(with)});
     progress(desk);
   }
   queue(link, answer(header, StoreKind::kCommitted, desk));
@@ -395,9 +423,11 @@ void Shard::change(int link, const StoreHeader& header, OpKind kind, Change with
 
 // The worker has flushed before: nothing of it is on its way.
 void Shard::leave(int link, const StoreHeader& header) {
-  left_.emplace(header.number, header.worker);
-  for (auto& [key, desk] : desks_)
-    if (desk.store == header.number && desk.lost < 0) gone(desk, header.worker);
+  if (!observes(header.worker)) {
+    left_.emplace(header.number, header.worker);
+    for (auto& [key, desk] : desks_)
+      if (desk.store == header.number && desk.lost < 0) gone(desk, header.worker);
+  }
   StoreHeader reply = header;
   reply.kind = StoreKind::kCommitted;
   queue(link, reply);
@@ -424,9 +454,26 @@ bool Shard::its_turn(const StoreHeader& header, const Standing& standing) const 
   return header.slowest <= standing.number;
 }
 
+// What no correct client sends is refused in its turn, and takes its number; a contribution counts
+// as an empty one. So what comes after it does not wait for it for ever.
+void Shard::refuse_change(int link, const StoreHeader& header, const std::string& why, Desk& desk) {
+  Standing& standing = desk.of(header.worker);
+  if (header.number > standing.number) {
+    if (!its_turn(header, standing)) return put_off(link, header, desk);
+    standing.number = header.number;
+    const bool counts = !(header.flags & (kStorePiece | kStoreFollowed));
+    if (header.kind == StoreKind::kPush && counts) {
+      const Author author{header.worker, header.incarnation, header.number, standing.clock + 1};
+      standing.pieces.clear();
+      contribute(author, {}, true, desk);
+    }
+  }
+  refuse(link, header, Refused::kProtocol, why);
+}
+
 // Not now: it comes after something that was put off, or is too far ahead.
 void Shard::put_off(int link, const StoreHeader& header, Desk& desk) {
-  desk.workers[header.worker].eager = link;
+  desk.of(header.worker).eager = link;
   queue(link, answer(header, StoreKind::kLater, desk));
   say_go(desk);  // what it comes after may have been told to come already
 }

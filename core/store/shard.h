@@ -22,6 +22,9 @@
 //      and not counted again. An older incarnation is refused.
 //   5. A member that is lost does not count any more where the table goes on (`continues`);
 //      elsewhere everybody who waits, or comes later, is told.
+//   6. An observer is no member: nobody waits for it, and it never waits. It may change tables with
+//      unbounded staleness only; its pulls are answered at once. Rule 4 holds for it as long as it
+//      is connected; after that nothing of it is kept.
 //
 // Answers wait in a queue per link. A value is not copied into it: what is sent is the part as it
 // is then, which with s > 0 may be newer, and with s = 0 is copied just before the next round
@@ -54,11 +57,12 @@ class Shard {
   static constexpr size_t kOwedMax = 64 << 20;
 
   struct Settings {
-    uint32_t workers = 1;  // members are 0 to workers - 1
+    uint32_t workers = 1;  // members are 0 to workers - 1, observers above
     uint32_t index = 0;    // of `shards`; the first keeps the directory
     uint32_t shards = 1;
     uint32_t slots = kSlots;  // of the whole store
     Planted planted = Planted::kNone;
+    size_t remembered_max = RowDesk::kRememberedMax;  // bytes of lists of keys, per worker
   };
   // Told of every op before it is applied.
   using Record = std::function<void(uint32_t slot, const SlotOp& op)>;
@@ -71,6 +75,9 @@ class Shard {
   void on_link_down(int link);    // nobody waits on it for an answer any more
   void on_lost(uint32_t worker);  // by the coordinator's word; what arrived whole stays
   void on_left(uint32_t worker);  // it has ended in peace
+  // An observer is heard from here on, and not any more.
+  void on_came(uint32_t observer) { present_.insert(observer); }
+  void on_gone(uint32_t observer);
 
   // The next answer for this link, or nothing; `sent` takes it off the queue.
   const StoreMessage* next(int link);
@@ -78,6 +85,7 @@ class Shard {
   // Whether this link should be read from.
   bool wants(int link) const;
 
+  const Settings& settings() const { return settings_; }
   const std::map<uint32_t, Slot>& slots() const { return slots_; }
   uint64_t pushes() const { return pushes_; }  // taken
 
@@ -121,6 +129,7 @@ class Shard {
     Slot::Part* part = nullptr;     // of a sparse table the first
     std::unique_ptr<RowDesk> rows;  // of a sparse table
     std::vector<Standing> workers;
+    std::unordered_map<uint32_t, Standing> observers;
     Pile sum;             // of the open round, where order is no matter
     Contribution only;    // while the round of a single contribution is closed: that contribution
     uint64_t closed = 0;  // rounds
@@ -130,6 +139,9 @@ class Shard {
     int lost = -1;    // a member, where the table does not go on
 
     const TableSpec& spec() const { return part->spec; }
+    Standing& of(uint32_t worker) {
+      return worker < workers.size() ? workers[worker] : observers[worker];
+    }
   };
   using Key = uint64_t;  // slot and table
   static Key key_of(const StoreHeader& header) {
@@ -157,10 +169,13 @@ class Shard {
   void drop(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void who(int link, const StoreHeader& header, const Desk& desk);
 
+  bool observes(uint32_t worker) const { return worker >= settings_.workers; }
+  std::string name_of(uint64_t worker) const;
   bool is_news(const StoreHeader& header, Standing& standing) const;
   // Whether what it comes after has been taken.
   bool its_turn(const StoreHeader& header, const Standing& standing) const;
   void put_off(int link, const StoreHeader& header, Desk& desk);
+  void refuse_change(int link, const StoreHeader& header, const std::string& why, Desk& desk);
   // `counts`: it is the last of its contribution, and moves the author's clock.
   void contribute(const Author& author, const Contribution& given, bool counts, Desk& desk);
   void progress(Desk& desk);  // closes rounds, changes settings, answers
@@ -181,9 +196,11 @@ class Shard {
   StoreHeader answer(const StoreHeader& to, StoreKind kind, const Desk& desk) const;
   void queue(int link, StoreHeader header, std::vector<std::byte> bytes = {},
              Desk* value_of = nullptr);
+  void owes(int link, const std::shared_ptr<KeyList>& list, bool more);
   void refuse(int link, const StoreHeader& to, Refused code, const std::string& why,
               uint64_t about = 0);
   void refuse_lost(int link, const StoreHeader& to, const Desk& desk);
+  void refuse_unmade(int link, const StoreHeader& to);
 
   const Settings settings_;
   Record record_;
@@ -201,6 +218,7 @@ class Shard {
   StoreMessage next_;
   std::map<uint32_t, bool> lost_;                 // and whether it was a loss
   std::set<std::pair<uint64_t, uint32_t>> left_;  // store and worker
+  std::set<uint32_t> present_;                    // observers
   uint64_t pushes_ = 0;
 };
 

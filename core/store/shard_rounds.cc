@@ -24,7 +24,7 @@ bool in_order(const TableSpec& spec) {
 
 void Shard::contribute(const Author& author, const Contribution& given, bool counts, Desk& desk) {
   const TableSpec& spec = desk.spec();
-  Standing& standing = desk.workers[author.worker];
+  Standing& standing = desk.of(author.worker);
   if (counts) standing.clock = std::max(standing.clock, author.clock);
   if (!spec.in_step()) {
     apply(desk,
@@ -112,15 +112,23 @@ void Shard::answer_pulls(Desk& desk) {
   std::deque<Waiting> waiting;
   for (const Waiting& pull : std::exchange(desk.pulls, {})) {
     // In step, the slowest may be ahead of the rounds that are closed for a moment.
-    const bool due = !spec.bounded() || (pull.header.clock <= now + uint64_t(spec.staleness) &&
-                                         (!spec.in_step() || pull.header.clock <= desk.closed));
+    const bool due = !spec.bounded() || observes(pull.header.worker) ||
+                     (pull.header.clock <= now + uint64_t(spec.staleness) &&
+                      (!spec.in_step() || pull.header.clock <= desk.closed));
     // The answer to a push holds all of it.
     const bool whole =
-        pull.header.kind != StoreKind::kPush || desk.workers[pull.header.worker].pieces.empty();
-    if (!due || !whole) {
+        pull.header.kind != StoreKind::kPush || desk.of(pull.header.worker).pieces.empty();
+    // What the caller has changed before, by a drop, comes first.
+    const bool changed =
+        std::none_of(desk.settings.begin(), desk.settings.end(), [&](const Setting& setting) {
+          return setting.author.worker == pull.header.worker &&
+                 setting.author.number <= pull.header.slowest;
+        });
+    if (!due || !whole || !changed) {
       waiting.push_back(pull);
       continue;
     }
+    owes(pull.link, pull.list, false);
     const StoreHeader header = answer(pull.header, StoreKind::kValue, desk);
     const bool asks = pull.header.kind == StoreKind::kPull && (pull.header.flags & kStoreAsks);
     if (asks || desk.rows)
@@ -141,7 +149,8 @@ std::vector<std::byte> Shard::told(const Waiting& pull, const Desk& desk) const 
   if (desk.rows) {
     if (pull.header.flags & kStoreSummary) put(bytes, summarize_rows(desk.rows->parts()));
     if (pull.header.flags & kStoreTop) put_all(bytes, top_rows(desk.rows->parts(), most));
-    if (pull.header.flags & kStoreItems) bytes = items(desk.rows->parts(), pull.header.version);
+    if (pull.header.flags & kStoreItems)
+      bytes = items(desk.rows->parts(), settings_.index, settings_.shards, pull.header.version);
   } else if (pull.header.flags & kStoreItems) {
     const Slot::Part& part = *desk.part;
     if (pull.header.version > part.states.size()) return bytes;
@@ -158,13 +167,15 @@ std::vector<std::byte> Shard::told(const Waiting& pull, const Desk& desk) const 
 
 // Who was put off may come again once that can succeed.
 void Shard::say_go(Desk& desk) {
-  for (Standing& standing : desk.workers) {
-    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) continue;
+  const auto say = [&](Standing& standing) {
+    if (standing.eager < 0 || standing.clock + 1 > bound(desk)) return;
     StoreHeader header;
     header.slot = desk.slot;
     header.table = desk.table;
     queue(std::exchange(standing.eager, -1), answer(header, StoreKind::kGo, desk));
-  }
+  };
+  for (Standing& standing : desk.workers) say(standing);
+  for (auto& [worker, standing] : desk.observers) say(standing);
 }
 
 void Shard::apply(Desk& desk, const SlotOp& op) {
@@ -181,8 +192,10 @@ void Shard::apply_rows(Desk& desk, const SlotOp& op) {
     desk.rows->apply_everywhere(op, record_);
   else
     desk.rows->apply(op, record_);
-  if (op.kind == OpKind::kContribute && desk.spec().expire_after > 0)
-    desk.rows->expire(desk.table, slowest(desk), record_);
+  if (op.kind != OpKind::kContribute || desk.spec().expire_after == 0) return;
+  // In step it is the round that is being closed, however far ahead some have ticked: every shard
+  // drops what it drops in the same round.
+  desk.rows->expire(desk.table, desk.spec().in_step() ? desk.closed + 1 : slowest(desk), record_);
 }
 
 // What is still to be sent is the value before the change.
@@ -232,6 +245,14 @@ void Shard::sent(int link) {
   queue.bytes -= out.header.bytes;
   if (out.part != nullptr) --desks_.at(key_of(out.header)).owed;
   queue.out.pop_front();
+}
+
+// Keys of pulls that wait are held for their client, as answers are.
+void Shard::owes(int link, const std::shared_ptr<KeyList>& list, bool more) {
+  if (!list) return;
+  const size_t bytes = list->keys.size() * sizeof(uint64_t);
+  Queue& queue = queues_[link];
+  queue.bytes = more ? queue.bytes + bytes : queue.bytes - std::min(queue.bytes, bytes);
 }
 
 bool Shard::wants(int link) const {

@@ -203,6 +203,13 @@ void Slot::apply(const SlotOp& op, Part* part) {
   }
   if (op.kind == OpKind::kCreate) return create(op);
   if (part == nullptr) part = &parts_.at(op.table);
+  if (op.kind == OpKind::kForget) {
+    for (const Author& author : op.authors) {
+      part->clocks.erase(author.worker);
+      part->last.erase(author.worker);
+    }
+    return;
+  }
   switch (op.kind) {
     case OpKind::kContribute:
       contribute(op, *part);
@@ -315,7 +322,8 @@ void Slot::load(const SlotOp& op, Part& part) {
     const size_t bytes = part.rows->layout().bytes;
     for (size_t i = 0; i < op.keys.size(); ++i) {
       const uint64_t rest = rest_of(hash_of(op.keys[i]), part.spec.slots);
-      std::memcpy(part.rows->at_or_make(op.keys[i], rest, Rows::kUnknown),
+      const Rows::Place hint = op.places != nullptr ? op.places[i] : Rows::kUnknown;
+      std::memcpy(part.rows->at_or_make_empty(op.keys[i], rest, hint),
                   op.payload.data() + i * bytes, bytes);
     }
     return;

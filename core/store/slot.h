@@ -81,6 +81,7 @@ enum class OpKind : uint8_t {
   kExpire = 6,      // payload: a clock; rows that were last pushed too long before it
   kReset = 7,       // payload: everybody's clock; there are no rows any more
   kLoad = 8,        // payload: rows of `keys` with their state; or a SavedArray and its bytes
+  kForget = 9,      // its authors: they are gone for good
 };
 
 struct SlotOp {

@@ -48,7 +48,7 @@ template <class T>
 void momentum(const Update& update, T* value, T* buffer, const T* gradient, size_t count,
               uint64_t step) {
   const Numbers<T> with(update);
-  const T fresh = step == 1 ? T{1} : T{1} - with.dampening;
+  const T fresh = step == 1 ? T{1} : static_cast<T>(1 - update.dampening);
   for (size_t i = 0; i < count; ++i) {
     const T g = gradient[i] + with.weight_decay * value[i];
     const T b = with.momentum * buffer[i] + fresh * g;
@@ -78,10 +78,13 @@ void adam(const Update& update, T* value, T* mean, T* square, const T* gradient,
   const double second = 1 - std::pow(update.dampening, static_cast<double>(step));
   const auto lr = static_cast<T>(update.lr / first);
   const auto scale = static_cast<T>(std::sqrt(second));
+  // Not 1 minus the rounded number: at 0.999 that is 5e-5 off.
+  const auto fresh_mean = static_cast<T>(1 - update.momentum);
+  const auto fresh_square = static_cast<T>(1 - update.dampening);
   for (size_t i = 0; i < count; ++i) {
     const T g = gradient[i] + with.weight_decay * value[i];
-    mean[i] = with.momentum * mean[i] + (T{1} - with.momentum) * g;
-    square[i] = with.dampening * square[i] + (T{1} - with.dampening) * g * g;
+    mean[i] = with.momentum * mean[i] + fresh_mean * g;
+    square[i] = with.dampening * square[i] + fresh_square * g * g;
     value[i] -= lr * mean[i] / (std::sqrt(square[i]) / scale + with.eps);
   }
 }

@@ -342,8 +342,8 @@ TEST(an_absent_place_is_no_proof) {
     CHECK(pair.rows.at(Rows::kAbsent, 5) == nullptr);
     CHECK(pair.rows.at(Rows::kUnknown, 5) == nullptr);
     pair.rows.prefetch(pair.rest(5));
-    pair.rows.prefetch_row(Rows::kAbsent);
-    pair.rows.prefetch_row(pair.find(5));
+    pair.rows.prefetch_row(Rows::kAbsent, 64);
+    pair.rows.prefetch_row(pair.find(5), 64);
   }
 }
 

@@ -18,6 +18,7 @@ from commute._errors import (
     AbandonedError,
     ArrayError,
     AuthenticationError,
+    CheckpointError,
     ClosedError,
     CommuteError,
     ForkedError,
@@ -33,6 +34,7 @@ from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.store.connection import Connection, connect
 from commute.store.dense import DenseTable
 from commute.store.initial import Normal, Uniform
 from commute.store.sparse import SparseTable
@@ -48,8 +50,10 @@ __all__ = [
     "Adam",
     "ArrayError",
     "AuthenticationError",
+    "CheckpointError",
     "ClosedError",
     "CommuteError",
+    "Connection",
     "DenseTable",
     "ForkedError",
     "Group",
@@ -69,5 +73,6 @@ __all__ = [
     "Uniform",
     "UnknownTableError",
     "__version__",
+    "connect",
     "init",
 ]

@@ -12,6 +12,7 @@
     ├── ArrayError              an array that does not fit (also a ValueError and a TypeError)
     ├── SettingError            a setting that cannot be (also a ValueError)
     ├── UnknownTableError       the store has no such table (also a LookupError)
+    ├── CheckpointError         a saved store that cannot be written, or is not whole
     ├── SlotLostError           a server is gone, and with it a part of a store
     └── ForkedError             the group was made before a fork and is used after it
 
@@ -27,6 +28,7 @@ __all__ = [
     "AbandonedError",
     "ArrayError",
     "AuthenticationError",
+    "CheckpointError",
     "ClosedError",
     "CommuteError",
     "ForkedError",
@@ -157,6 +159,10 @@ class SettingError(CommuteError, ValueError):
 
 class UnknownTableError(CommuteError, LookupError):
     """The store has no table of this name."""
+
+
+class CheckpointError(CommuteError):
+    """A saved store that cannot be written, or that is missing, damaged, foreign or of others."""
 
 
 class SlotLostError(CommuteError):

@@ -336,6 +336,7 @@ class Group:
         made = Store(
             self._store_links,
             name,
+            group=self,
             staleness=staleness,
             deterministic=deterministic,
             on_loss=on_loss,

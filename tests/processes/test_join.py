@@ -778,7 +778,7 @@ def test_three_hundred_idle_connections(serving: Serving) -> None:
 
 def test_who_does_not_read_is_cut_off(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """And holds up nobody: the others get everything meanwhile."""
-    monkeypatch.setattr("commute.cluster.serve.UNSENT_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("commute.cluster.connection.UNSENT_BYTES_MAX", 1 << 16)
     with world_of(serving, 3) as world, ControlLink(world[0][0]) as reader:
         deaf = socket.socket(fileno=os.dup(world[2][0].coordinator_fd))
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)

@@ -5,6 +5,7 @@ And what it lets pass as a result: what the call must leave, written in this ver
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 # The benchmarks are no part of the installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import four_hosts, one_host, store
+from benchmarks import four_hosts, one_host, sparse, store
 from benchmarks.figures import Requirement, compare, judge, verdict_lines
 from benchmarks.rounds import Cell, CellResult, Round
 from benchmarks.session import Question
 from benchmarks.workers.calls import bytes_given, bytes_left, values_given, values_left
 from benchmarks.workers.exchanges import Exchange, Exchanges, Keeps, bounds
+from benchmarks.workers.rows import CALL_ROWS, Chosen, Counts, Pulling, Pushing, Resident
 from benchmarks.workers.turns import Array, Bound, Call
 
 MB = 1 << 20
@@ -106,7 +108,7 @@ def test_the_best_peer_of_the_store_is_the_fastest_of_its_peers() -> None:
     assert spread.median == 3.0
 
 
-QUESTIONS = (one_host.QUESTION, four_hosts.QUESTION, store.QUESTION)
+QUESTIONS = (one_host.QUESTION, four_hosts.QUESTION, store.QUESTION, sparse.QUESTION)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.name)
@@ -234,3 +236,50 @@ def test_an_exchange_that_adds_nothing_is_found_out() -> None:
 
     with pytest.raises(AssertionError, match="wrong sum"):
         work.sample()
+
+
+class KeptRows:
+    """Rows in a dictionary, until it is told to leave them as they are."""
+
+    def __init__(self) -> None:
+        self.is_working = True
+        self.rows: dict[int, Array] = {}
+
+    def given(self, patterns: Array, pushes: Counts) -> Array:
+        return self.holds(patterns, pushes)
+
+    def holds(self, patterns: Array, pushes: Counts) -> Array:
+        return patterns * pushes[:, None].astype(np.float32)
+
+    def pull(self, chosen: Chosen, out: Array) -> Callable[[], Array]:
+        def pull() -> Array:
+            if self.is_working:
+                out[:] = [self.rows[key] for key in chosen.keys.tolist()]
+            return out
+
+        return pull
+
+    def push(self, chosen: Chosen, rows: Array, variant: str) -> Callable[[], object]:
+        return lambda: self.rows.update(zip(chosen.keys.tolist(), rows, strict=True))
+
+    def memory(self) -> dict[str, int]:
+        return {"in place": len(self.rows)}
+
+
+@pytest.mark.parametrize("width", [1, 16])
+def test_rows_that_are_old_are_found_out(width: int) -> None:
+    """Rows as they were before the last push, and rows that were never written, do not pass."""
+    table = KeptRows()
+    resident = Resident(table, width, 2 * CALL_ROWS)
+    Pulling(resident, 1).sample()
+    Pushing(resident, 2, "in place").sample()
+    before = dict(table.rows)
+    Pushing(resident, 1, "in place").sample()
+
+    assert resident.row_bytes == {"in place": 1.0}
+    table.rows = before
+    with pytest.raises(AssertionError, match="wrong row of key"):
+        Pulling(resident, 1).sample()
+    table.is_working = False
+    with pytest.raises(AssertionError, match="wrong row of key"):
+        Pulling(resident, 1).sample()

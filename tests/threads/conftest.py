@@ -101,6 +101,10 @@ class Stores(list[Any]):
         """Declares a table on each rank."""
         return [store.dense(name, *args, **options) for store in self]
 
+    def rows(self, name: str, *args: Any, **options: Any) -> list[Any]:
+        """Declares a sparse table on each rank."""
+        return [store.sparse(name, *args, **options) for store in self]
+
     def lose(self, rank: int) -> None:
         """The program of this rank fails inside its block; returns when every shard knows."""
         survivor = next(group for group in self.groups if group.rank != rank)

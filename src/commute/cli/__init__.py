@@ -22,6 +22,8 @@ __all__ = ["main"]
 # Verb: the one line that `commute --help` shows.
 VERBS = {
     "run": "start a job: the same script as several ranks",
+    "serve": "keep a parameter server up, for clients that come and go",
+    "status": "show what such a server holds, and for whom",
     "show": "show what commute would do, such as the plan of an algorithm",
     "doctor": "check this machine and print a report",
 }

@@ -3,6 +3,7 @@
 
 Deciding (pure; no socket, no clock, no thread):
     coordinator   who is a member of which world; who left, who is lost
+    observers     who is a client of `commute serve`
     control       the bytes of joining and of control frames
     auth          the handshake every connection begins with
     addresses     "host:port", interfaces, which address to listen on
@@ -12,6 +13,7 @@ Moving:
     serve         the coordinator as an asyncio server, and as a process of its own
     join          become a member of a world
     connector     links to the other members, opened at first use
+    reception     the port of `commute serve`; visit is its other end
 
 This file imports nothing, so that reading the environment does not cost the import of asyncio.
 """

@@ -52,6 +52,7 @@ __all__ = [
     "dial_handshake",
     "greet",
     "introduce",
+    "make_token_file",
     "mint_token",
     "read_exactly",
     "read_token",
@@ -74,10 +75,11 @@ _TOKEN_FILE_BYTES_MAX: Final = 4096
 
 
 class Role(enum.IntEnum):
-    """Who dials; 2 is kept for observers."""
+    """Who dials."""
 
     MEMBER = 0
     LAUNCHER = 1
+    OBSERVER = 2
 
 
 class Purpose(enum.IntEnum):
@@ -92,6 +94,7 @@ class Purpose(enum.IntEnum):
     SHARED_PAIR = 6
     STORE = 7
     SHARED_STORE = 8
+    STATUS = 9
 
 
 class HandshakeError(Exception):
@@ -172,6 +175,27 @@ def read_token(env: Mapping[str, str]) -> str | None:
         check_token(token, source=f"the token in {path} (COMMUTE_TOKEN_FILE)")
         return token
     return None
+
+
+def make_token_file(path: str) -> bool:
+    """Make a file with a new token that only its owner may read; False if there is one.
+
+    Raises:
+        AuthenticationError: it cannot be made.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise AuthenticationError(
+            f"cannot make the token file {path}: {error.strerror}; name another file"
+        ) from None
+    try:
+        os.write(fd, f"{mint_token()}\n".encode())
+    finally:
+        os.close(fd)
+    return True
 
 
 def _read_token_file(path: str) -> str:

@@ -42,7 +42,7 @@ class Connected(NamedTuple):
 
 # dial(introduction, on_connected=...) makes one attempt.
 _Dial = Callable[..., Awaitable[socket.socket]]
-_Take = Callable[[int, int, int], None]
+_Take = Callable[[int, int, int, int], None]
 
 
 class Channels:
@@ -65,7 +65,10 @@ class Channels:
         self._serving = asyncio.Event()
 
     def serve(self, take: _Take, shards: range) -> None:
-        """From now on channels go to take(shard, socket, segment), which owns the descriptors."""
+        """From now on channels go to take(shard, socket, segment, rank of the dialer).
+
+        It owns the descriptors.
+        """
         self._take = take
         self._shards = shards
         self._serving.set()
@@ -116,7 +119,7 @@ class Channels:
             raise HandshakeError(f"it asked for shard {shard}, which is not here")
         assert self._take is not None
         try:
-            self._take(shard, connection.detach(), segment)
+            self._take(shard, connection.detach(), segment, introduction.rank)
         except RuntimeError as error:
             raise HandshakeError(str(error)) from None
 

@@ -36,7 +36,6 @@ Ownership: a socket, and a segment, belong to the connector until `connect` retu
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import enum
 import functools
@@ -65,15 +64,13 @@ from commute.cluster.auth import (
 from commute.cluster.channels import STORE_PURPOSES, Channels, Connected
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
+from commute.cluster.loop import LoopThread
 from commute.cluster.neighbours import SHARED_PURPOSES, Attach, Neighbours, pass_descriptors
 
 __all__ = ["Connector"]
 
 ACCEPTED: Final = b"\1"
 YIELD: Final = b"\2"
-# Ctrl-C, and the caller's own reasons to stop, are noticed this soon.
-SLICE_SECONDS: Final = 0.1
-CLOSE_SECONDS: Final = 2.0
 RETRY_SECONDS_MAX: Final = 0.5
 # A winner's dial takes milliseconds; this long without it, its attempt has failed.
 YIELD_SECONDS: Final = 2.0
@@ -151,17 +148,17 @@ class Connector:
         self._gate: Gate | None = None
         self._neighbours: Neighbours | None = None
         self._make_segment: Callable[[], int] | None = None
-        self._closed = False
         self._take_control: Callable[[int, int], None] | None = None
         self._channels = Channels(self._introduction, self._routes)
         # Held to pass a ready socket from the loop thread to a caller.
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
         self._formed = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run_loop, name=f"commute-connector-{rank}", daemon=True
+        self._thread = LoopThread(
+            f"commute-connector-{rank}",
+            self._shut_down,
+            ended="the links of this group are closed; make a new group with init()",
         )
-        self._thread.start()
+        self._loop = self._thread.loop
 
     @property
     def refused(self) -> int:
@@ -179,25 +176,7 @@ class Connector:
         The wait is cut into slices: between them Ctrl-C works and `check` may raise; the work is
         cancelled then.
         """
-        if self._closed or not self._thread.is_alive():
-            work.close()
-            raise ClosedError("the links of this group are closed; make a new group with init()")
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # another thread closed it just now
-            work.close()
-            raise ClosedError("the group was closed while this call waited") from None
-        try:
-            while not concurrent.futures.wait([future], timeout=SLICE_SECONDS).done:
-                if check is not None:
-                    check()
-                if not self._thread.is_alive():
-                    break
-            if not future.done() or future.cancelled():
-                raise ClosedError("the group was closed while this call waited")
-            return future.result()
-        finally:
-            future.cancel()
+        return self._thread.run(work, check=check)
 
     async def listen(self, host: str) -> tuple[str, int]:
         """Listen for the other members; on the loop thread. Raises OSError."""
@@ -303,7 +282,7 @@ class Connector:
             raise ValueError(f"purpose {purpose} is not for links between members")
         self.run(self._open(key, deadline), check=check)
         with self._lock:
-            if self._closed:
+            if self._thread.closed:
                 raise ClosedError("the group was closed while this call waited")
             return self._links[key].take()
 
@@ -322,8 +301,8 @@ class Connector:
         """Make sure that there is a control link to a peer; it goes where `on_control` says."""
         self.run(self._open((peer, Purpose.CONTROL), deadline), check=check)
 
-    def on_channel(self, take: Callable[[int, int, int], None], shards: range) -> None:
-        """Channels to these shards go to take(shard, socket, segment), which owns both."""
+    def on_channel(self, take: Callable[[int, int, int, int], None], shards: range) -> None:
+        """Channels to these shards go to take(shard, socket, segment, rank), which owns both."""
         self._loop.call_soon_threadsafe(self._channels.serve, take, shards)
 
     def open_channel(
@@ -350,33 +329,12 @@ class Connector:
 
         Descriptors that `connect` returned are not touched.
         """
-        if self._closed:
-            return
-        self._closed = True
-        # After a fork the thread does not exist in the child, and the sockets are the parent's.
-        if not self._thread.is_alive():
-            return
-        with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._shut_down())
-        finally:
-            self._loop.close()
+        self._thread.close()
 
     async def _shut_down(self) -> None:
         for gate in (self._gate, self._neighbours):
             if gate is not None:
                 await gate.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         with self._lock:
             for link in self._links.values():
                 link.drop()
@@ -424,6 +382,8 @@ class Connector:
         return self._link((introduction.rank, introduction.purpose))
 
     def _check_introduction(self, introduction: Introduction) -> None:
+        if introduction.role is not Role.MEMBER:
+            raise HandshakeError("it is no member")
         if introduction.target != self._rank:
             raise HandshakeError(f"it dialled rank {introduction.target}, not {self._rank}")
         if introduction.epoch != self._epoch:

@@ -6,6 +6,8 @@ First the join, once in each direction:
     message = length u4 | msgpack of that many bytes
     member -> coordinator   Hello     at most 1 MiB
     coordinator -> member   Welcome or Refused, at most 16 MiB
+    observer -> server      Observe   at most 1 MiB
+    server -> observer      Admitted or Refused
 
 After a Welcome the connection carries control frames only, both ways, little endian:
 
@@ -40,6 +42,7 @@ __all__ = [
     "SIZE_MAX",
     "TEXT_BYTES_MAX",
     "Abandoned",
+    "Admitted",
     "ControlError",
     "Decoder",
     "Frame",
@@ -47,10 +50,13 @@ __all__ = [
     "Kind",
     "Leave",
     "Member",
+    "Observe",
     "Refused",
     "Welcome",
+    "decode_admission",
     "decode_hello",
     "decode_length",
+    "decode_observe",
     "decode_reply",
     "encode",
     "encode_message",
@@ -212,7 +218,27 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     roster: str = ""
 
 
-def encode_message(message: Hello | Welcome | Refused) -> bytes:
+class Observe(msgspec.Struct, frozen=True, tag="observe"):
+    """What a process says to become an observer of a server."""
+
+    host: _Name
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    commute_version: _Version
+    python_version: _Version
+
+
+class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
+    """It is one; epoch and world are this life of the server, known to whoever was let in."""
+
+    observer: int
+    epoch: int
+    world: str
+    shards: int
+    host: str
+    pid: int
+
+
+def encode_message(message: msgspec.Struct) -> bytes:
     """The message with its length in front."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
@@ -232,6 +258,22 @@ def decode_hello(body: bytes) -> Hello:
         return msgspec.msgpack.decode(body, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ControlError(f"malformed hello: {error}") from None
+
+
+def decode_observe(body: bytes) -> Observe:
+    """The Observe in these bytes; raises ControlError."""
+    try:
+        return msgspec.msgpack.decode(body, type=Observe)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ControlError(f"malformed hello: {error}") from None
+
+
+def decode_admission(body: bytes) -> Admitted | Refused:
+    """A server's answer in these bytes; raises ControlError."""
+    try:
+        return msgspec.msgpack.decode(body, type=Admitted | Refused)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ControlError(f"malformed answer: {error}") from None
 
 
 def decode_reply(body: bytes) -> Welcome | Refused:

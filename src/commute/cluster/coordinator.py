@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from commute.cluster import roster
-from commute.cluster.control import Frame, Hello, Kind, Leave, Member, Refused, Welcome
+from commute.cluster.control import Admitted, Frame, Hello, Kind, Leave, Member, Refused, Welcome
 
 __all__ = [
     "Close",
@@ -106,7 +106,7 @@ Event = Joined | Watched | Received | Closed | Tick
 @dataclass(frozen=True, slots=True)
 class Send:
     connection: int
-    message: Welcome | Refused | Frame
+    message: Welcome | Admitted | Refused | Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from commute.cluster.auth import HandshakeError, Introduction, Purpose, Role, di
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate
 
-__all__ = ["Neighbours"]
+__all__ = ["Neighbours", "dial_name", "name_of", "pass_descriptors"]
 
 _EXCHANGE: Final = b"o"
 _log = logging.getLogger("commute.cluster")
@@ -91,24 +91,14 @@ class Neighbours:
         await self._gate.close()
 
     def _name(self, rank: int, port: int) -> bytes:
-        text = f"{self._run}/{self._world}/{rank}/{port}".encode()
-        return b"\0commute-" + hashlib.blake2b(text, key=self._key[:64], digest_size=16).digest()
+        return name_of(self._key, self._run, self._world, rank, port)
 
     async def dial(
         self, member: Member, introduction: Introduction, on_connected: Callable[[], None]
     ) -> socket.socket:
         """An authenticated connection to a neighbour; raises HandshakeError or OSError."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connection.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(connection, self._name(member.rank, member.addresses[0][1]))
-            on_connected()
-            await dial_handshake(connection, self._key, introduction)
-            return connection
-        except BaseException:
-            connection.close()
-            raise
+        name = self._name(member.rank, member.addresses[0][1])
+        return await dial_name(name, self._key, introduction, on_connected)
 
     async def _dial(self, member: Member) -> bool:
         introduction = Introduction(
@@ -151,6 +141,28 @@ class Neighbours:
             self._attach(peer, segment, event)
         except RuntimeError as error:
             raise HandshakeError(str(error)) from None
+
+
+def name_of(key: bytes, run: str, world: str, rank: int, port: int) -> bytes:
+    """The name of the abstract Unix socket on which a member listens to its neighbours."""
+    text = f"{run}/{world}/{rank}/{port}".encode()
+    return b"\0commute-" + hashlib.blake2b(text, key=key[:64], digest_size=16).digest()
+
+
+async def dial_name(
+    name: bytes, key: bytes, introduction: Introduction, on_connected: Callable[[], None]
+) -> socket.socket:
+    """An authenticated connection by such a name; raises HandshakeError or OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, name)
+        on_connected()
+        await dial_handshake(connection, key, introduction)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 def pass_descriptors(connection: socket.socket, descriptors: Iterable[int]) -> None:

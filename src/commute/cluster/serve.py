@@ -28,7 +28,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from commute._errors import AuthenticationError, JoinError
 from commute.cluster.addresses import format_address
@@ -41,19 +41,14 @@ from commute.cluster.auth import (
     check_token,
     read_exactly,
 )
+from commute.cluster.connection import ControlConnection, keep_alive
 from commute.cluster.control import (
     HELLO_BYTES_MAX,
     LENGTH_BYTES,
     ControlError,
-    Decoder,
-    Frame,
     Hello,
-    Refused,
-    Welcome,
     decode_hello,
     decode_length,
-    encode,
-    encode_message,
 )
 from commute.cluster.coordinator import (
     Close,
@@ -64,7 +59,6 @@ from commute.cluster.coordinator import (
     Failed,
     Joined,
     Notice,
-    Received,
     Send,
     Tick,
     Watched,
@@ -75,10 +69,6 @@ __all__ = ["CoordinatorServer", "main"]
 
 # A quarter of the shortest useful peer_timeout (1 s), and rarely enough to cost nothing.
 TICK_SECONDS: Final = 0.2
-# A member reads its frames or is stopped; a stopped one is declared lost long before this.
-UNSENT_BYTES_MAX: Final = 32 << 20
-# How long a connection that is closed may take to carry away what was sent before.
-FLUSH_SECONDS: Final = 2.0
 
 _T = TypeVar("_T")
 
@@ -117,7 +107,7 @@ class CoordinatorServer:
         self._handshake_seconds = handshake_seconds
         self._gate: Gate | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, ControlConnection] = {}
         self._count = 0
 
     async def start(self, bind_host: str, port: int = 0) -> tuple[str, int]:
@@ -189,12 +179,12 @@ class CoordinatorServer:
                 pass
             case role, purpose:
                 raise HandshakeError(f"role {role:d} has no purpose {purpose:d} here")
-        _keep_alive(raw)
+        keep_alive(raw)
         self._count += 1
         number = self._count
         arrived = Watched(number) if hello is None else Joined(number, hello)
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: _Connection(self, number, arrived), raw)
+        await loop.connect_accepted_socket(lambda: ControlConnection(self, number, arrived), raw)
 
     async def _read_hello(self, raw: socket.socket, introduction: Introduction) -> Hello:
         try:
@@ -236,7 +226,7 @@ class CoordinatorServer:
         if callback is not None:
             asyncio.get_running_loop().call_soon(callback, argument)
 
-    def arrived(self, connection: _Connection, event: Joined | Watched) -> None:
+    def arrived(self, connection: ControlConnection, event: Joined | Watched) -> None:
         """A connection is ready; nothing was read from it yet, so nothing can be missed."""
         self._connections[connection.number] = connection
         self.step(event)
@@ -245,77 +235,6 @@ class CoordinatorServer:
         """A connection ended by itself."""
         if self._connections.pop(number, None) is not None:
             self.step(Closed(number, cause))
-
-
-class _Connection(asyncio.Protocol):
-    """One member or launcher, after the handshake."""
-
-    def __init__(self, server: CoordinatorServer, number: int, event: Joined | Watched) -> None:
-        self.number = number
-        self._server = server
-        self._event = event
-        self._decoder = Decoder()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._server.arrived(self, self._event)
-
-    def data_received(self, received: bytes) -> None:
-        try:
-            frames = self._decoder.feed(received)
-        except ControlError as error:
-            _log.info("connection %d sent garbage: %s", self.number, error)
-            self._cut(f"it sent garbage: {error}")
-            return
-        for frame in frames:
-            self._server.step(Received(self.number, frame))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if error is not None:
-            self._read_rest()
-        self._server.gone(self.number, _reason(error))
-
-    def _read_rest(self) -> None:
-        """A write failed: the member has closed, and its goodbye may not have been read yet."""
-        assert self._transport is not None
-        descriptor = self._transport.get_extra_info("socket").fileno()
-        with contextlib.suppress(OSError):
-            while descriptor >= 0 and (received := os.read(descriptor, 65536)):
-                self.data_received(received)
-
-    def send(self, message: Welcome | Refused | Frame) -> None:
-        assert self._transport is not None
-        encoded = encode(message) if isinstance(message, Frame) else encode_message(message)
-        self._transport.write(encoded)
-        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            # Not from within the effects of a step: the loss is an event of its own.
-            asyncio.get_running_loop().call_soon(self._cut, "it does not read")
-
-    def finish(self) -> None:
-        """Close once everything is out, or after FLUSH_SECONDS."""
-        if self._transport is not None:
-            self._transport.close()
-            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._transport.abort)
-
-    def _cut(self, cause: str) -> None:
-        assert self._transport is not None
-        self._transport.abort()
-        self._server.gone(self.number, cause)
-
-
-def _reason(error: Exception | None) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error) if error is not None else ""
-
-
-def _keep_alive(raw: socket.socket) -> None:
-    # Only for those who send no heartbeat: launchers, and processes whose world still forms.
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -8,7 +8,8 @@ up the round. Arrays of calls that are not done are kept alive in `kept`: the co
 them.
 
     Embedded    the shard is in this process (a world of one)
-    _gather     processes: servers started, joined and dialled
+    gather      processes: servers started, joined and dialled
+    observer    a server that others started, and observers connect to
 """
 
 from __future__ import annotations
@@ -69,7 +70,12 @@ class StoreLinks:
         where: a shard in words, for messages.
         on_close: ends what belongs to the links; called once, with whether all went well, and
             whether a server was lost.
+
+    Attributes:
+        me: this worker, in words.
     """
+
+    _CLOSED = "the store is closed, as its group is; make a new one with init()"
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class StoreLinks:
     ) -> None:
         self.endpoint = endpoint
         self.rank = rank
+        self.me = f"rank {rank}"
         self.where = where
         self._mend = mend
         self._on_close = on_close
@@ -114,7 +121,11 @@ class StoreLinks:
         if os.getpid() != self._pid:
             raise ForkedError("this store was made before a fork and cannot be used in the child")
         with self.calling():
-            self._wait(lambda s: self.endpoint.wait(call, s), what, timeout, table)
+            try:
+                self._wait(lambda s: self.endpoint.wait(call, s), what, timeout, table)
+            except BaseException:
+                self.endpoint.go_on()  # nobody waits for it any more
+                raise
             code, about, why, answers = self.endpoint.outcome(call)
         self.kept.pop(call, None)
         if code:
@@ -132,7 +143,7 @@ class StoreLinks:
             now = time.monotonic()
             if now >= deadline:
                 raise OperationTimeoutError(
-                    f"{what} has not finished after {timeout:.3g} s on rank {self.rank}"
+                    f"{what} has not finished after {timeout:.3g} s on {self.me}"
                     f"{self._behind(table)}"
                 )
             mended = [self._mend(shard) for shard in self.endpoint.broken()]
@@ -142,7 +153,7 @@ class StoreLinks:
                 next_line += SLOW_SECONDS
                 waited = now - begun
                 behind = self._behind(table)
-                _log.warning("rank %d: %s has waited %.0f s%s", self.rank, what, waited, behind)
+                _log.warning("%s: %s has waited %.0f s%s", self.me, what, waited, behind)
 
     def _behind(self, table: int) -> str:
         """Who holds up the round of this table; empty when nobody does, or nobody answers."""
@@ -172,21 +183,24 @@ class StoreLinks:
         if os.getpid() != self._pid:
             raise ForkedError("this store was made before a fork and cannot be used in the child")
         if self._closed:
-            raise ClosedError("the store is closed, as its group is; make a new one with init()")
+            raise ClosedError(self._CLOSED)
 
     def _failure(self, args: tuple[Any, ...]) -> CommuteError:
         code, rank, _, _, text = args
         if code == CLOSED:
-            return ClosedError("the store is closed, as its group is; make a new one with init()")
+            return ClosedError(self._CLOSED)
         if code == PEER_LOST and rank == self.rank:
-            return PeerLostError(f"this worker, rank {rank}, was taken for lost: {text}", rank=rank)
+            return PeerLostError(f"this worker, {self.me}, was taken for lost: {text}", rank=rank)
         if code == PEER_LOST:
             self._lost = True
-            return SlotLostError(
-                f"{self.where(-1 - rank)} was lost, and with it the slots it held: {text}; restart"
-                " the job (checkpoints and replicas are not there yet)"
-            )
+            return self._server_lost(rank, text)
         return CommuteError(text)
+
+    def _server_lost(self, rank: int, text: str) -> CommuteError:
+        return SlotLostError(
+            f"{self.where(-1 - rank)} was lost, and with it the slots it held: {text}; restart"
+            " the job, from its last checkpoint if it has saved one"
+        )
 
     def close(self, *, well: bool = True) -> None:
         """Idempotent."""

@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until the job is over; see the top of this file."""
     given = _arguments(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the workers decide when it is over
+    _core.keep_memory()
     try:
         return _serve(given)
     except CommuteError as error:

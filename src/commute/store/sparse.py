@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,26 @@ from commute.store.updates import core_update
 if TYPE_CHECKING:
     from commute.store.store import Store
 
-__all__ = ["SparseTable", "Ticket"]
+__all__ = ["RowBlock", "SparseTable", "Ticket"]
 
 _SUMMARY: Final = struct.Struct("<ddqQQQ")
 _ITEMS: Final = struct.Struct("<QII")
 _KEYS_MAX: Final = (1 << 32) - 2
+
+
+class RowBlock(NamedTuple):
+    """Some rows of one shard in the order of their hashes, with their state.
+
+    Attributes:
+        following: where the next block begins; 0: nowhere.
+        runs: slots, and how many rows of each.
+        columns: bytes, in the order of `SparseTable._columns`.
+    """
+
+    following: int
+    runs: np.ndarray[Any, Any]
+    keys: np.ndarray[Any, Any]
+    columns: list[np.ndarray[Any, Any]]
 
 
 class Ticket:
@@ -208,16 +223,13 @@ class SparseTable(Table):
         ...     sorted((int(k), float(r)) for keys, rows in e.items() for k, r in zip(keys, rows))
         [(3, 1.5), (4, 2.5)]
         """
-        size = self.width * self._item_bytes()
         for shard in range(len(self._endpoint.shards_of(self._number))):
-            start = 0
-            while True:
-                keys, rows, start = self._block(shard, start)
-                if len(keys):
-                    values = np.ascontiguousarray(rows[:, :size])
-                    yield keys, self._as_rows(values, len(keys))
-                if start == 0:
-                    break
+            start = -1
+            while start:
+                block = self._block(self._ask_saved(shard, max(start, 0))())
+                start = block.following
+                if len(block.keys):
+                    yield block.keys, self._as_rows(block.columns[0], len(block.keys))
 
     def info(self) -> TableInfo:
         """Rows and bytes, update, where it lives, and what this worker has done with it."""
@@ -341,23 +353,33 @@ class SparseTable(Table):
                 self._number, order, target.address, remember, seconds, self._links.kept, target
             )
 
-    def _block(
-        self, shard: int, start: int
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-        """Keys, rows with their state as bytes, and where the next block begins (0: nowhere)."""
-        self._store._check()
-        with self._links.calling():
-            call = self._endpoint.items(self._number, shard, start)
-        answer = self._finish(call, f"items of {self.name!r}", None)
-        following, count, row_bytes = _ITEMS.unpack_from(answer)
-        keys = np.frombuffer(answer, np.uint64, count, _ITEMS.size)
-        rows = np.frombuffer(answer, np.uint8, count * row_bytes, _ITEMS.size + 8 * count)
-        return keys, rows.reshape(count, row_bytes), following
+    def _columns(self) -> dict[str, int]:
+        """What a row is made of, beside its key: names, and bytes of each."""
+        value, states, step, touched, _ = self._spec.layout
+        columns = {"value": value, **{f"state{i}": value for i in range(states)}}
+        return (
+            columns | ({"step": 4} if step >= 0 else {}) | ({"touched": 4} if touched >= 0 else {})
+        )
+
+    def _block(self, answer: np.ndarray[Any, Any]) -> RowBlock:
+        following, count, run_count = _ITEMS.unpack(answer[: _ITEMS.size].tobytes())
+        at = _ITEMS.size
+        runs = answer[at : at + 8 * run_count].view(np.uint32).reshape(run_count, 2)
+        at += 8 * run_count
+        keys = answer[at : at + 8 * count].view(np.uint64)
+        at += 8 * count
+        columns = []
+        for size in self._columns().values():
+            columns.append(answer[at : at + count * size].reshape(count, size))
+            at += count * size
+        return RowBlock(following, runs, keys, columns)
 
     def _as_rows(self, values: np.ndarray[Any, Any], count: int) -> Any:
         if self.dtype != "bfloat16":
             return values.view(self.dtype).reshape(count, self.width)
-        torch = sys.modules["torch"]  # who has such a table has it
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise ArrayError("NumPy has no bfloat16; import torch for the rows of such a table")
         flat = torch.frombuffer(bytearray(values.tobytes()), dtype=torch.bfloat16)
         return flat.reshape(count, self.width)
 
@@ -375,7 +397,7 @@ def _as_keys(keys: Any, here: str) -> np.ndarray[Any, Any]:
                 keys = np.asarray(keys, dtype=np.uint64 if _all_whole(keys) else None)
             except (OverflowError, ValueError, TypeError):
                 raise ArrayError(
-                    f"{here} expected keys from 0 to 2^64 - 1, got {str(keys)[:80]}"
+                    f"{here} expected an array of keys from 0 to 2^64 - 1, got {str(keys)[:80]}"
                 ) from None
     if keys.size == 0:
         return np.empty(keys.shape, np.uint64)
@@ -388,11 +410,16 @@ def _as_keys(keys: Any, here: str) -> np.ndarray[Any, Any]:
         )
     if keys.size > _KEYS_MAX:
         raise ArrayError(f"{here} expected at most {_KEYS_MAX} keys in a call, got {keys.size}")
-    return np.ascontiguousarray(keys, dtype=np.uint64)
+    return np.asarray(keys, dtype=np.uint64, order="C")  # of one key without an axis
 
 
 def _all_whole(keys: Any) -> bool:
-    """Python's integers from 2^63 up would become floats in NumPy's hands."""
+    """Python's integers from 2^63 up would become floats in NumPy's hands.
+
+    Raises OverflowError for negative ones, of which older NumPys make large ones.
+    """
     if isinstance(keys, int):
+        if keys < 0:
+            raise OverflowError
         return not isinstance(keys, bool)
     return isinstance(keys, (list, tuple, range)) and all(_all_whole(key) for key in keys)

@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from commute.store.links import StoreLinks, seconds
 from commute.store.sparse import SparseTable
 from commute.store.table import NAMES, Table, number_as
 from commute.store.updates import FTRL, Update, core_update
+
+if TYPE_CHECKING:
+    from commute._group import Group
 
 __all__ = ["Store"]
 
@@ -58,12 +61,14 @@ class Store:
         links: StoreLinks,
         name: str,
         *,
+        group: Group | None,
         staleness: int | None,
         deterministic: bool,
         on_loss: str | None,
         timeout: float,
     ) -> None:
         self.name = name
+        self._group = group
         self.staleness = _checked_staleness(staleness)
         self.timeout = seconds(timeout)
         self._links = links
@@ -117,7 +122,7 @@ class Store:
         spec, settings = self._spec(
             name, math.prod(sizes), dtype, update, reduce, staleness, deterministic, reject_nan
         )
-        what = f"init of table {name!r} on rank {self._links.rank}"
+        what = f"init of table {name!r} on {self._links.me}"
         if isinstance(update, FTRL) and init is not None:
             raise SettingError(
                 f"{what}: the value of FTRL follows from its state and begins at 0; leave init out"
@@ -184,7 +189,9 @@ class Store:
             _count_of("admit", admit, 15),
             0 if expire_after is None else _count_of("expire_after", expire_after, 1 << 30),
         )
-        number = self._declare(name, spec, f"sparse {width} {spec.describe()}", None, timeout)
+        number = self._declare(
+            name, spec, f"sparse ({int(width)},) {spec.describe()}", None, timeout
+        )
         if name not in self._tables:
             self._tables[name] = SparseTable(
                 self, name, number, spec, int(width), cache_keys=bool(cache_keys), **settings
@@ -207,6 +214,7 @@ class Store:
         _check_name(name)
         code = _dtype_code(dtype)
         late = self.staleness if staleness is _AS_STORE else _checked_staleness(staleness)
+        self._check_rounds(late, reduce, deterministic)
         if deterministic and late != 0:
             raise SettingError(f"deterministic needs rounds, that is staleness 0; got {late}")
         if reduce not in ("sum", "mean"):
@@ -236,7 +244,7 @@ class Store:
         full_name = f"{self.name}/{name}"
         with links.calling():
             call = links.endpoint.declare_table(full_name, spec, declaration)
-        what = f"declaring table {name!r} on rank {links.rank}"
+        what = f"declaring table {name!r} on {links.me}"
         links.finish(call, what, limit)
         number = links.endpoint.table_of(full_name)
         if name not in self._tables:
@@ -256,7 +264,7 @@ class Store:
         except KeyError:
             known = ", ".join(map(repr, self._tables)) or "none"
             raise UnknownTableError(
-                f"store {self.name!r} has no table {name!r} on rank {self._links.rank}; declared"
+                f"store {self.name!r} has no table {name!r} on {self._links.me}; declared"
                 f" here: {known}"
             ) from None
 
@@ -311,6 +319,51 @@ class Store:
         for table in self._tables.values():
             table._check_trouble()
 
+    # ---- checkpoints ----
+
+    def save(self, path: Any, *, timeout: float | None = None) -> None:
+        """Write all tables into the folder `path`, with the updates' state and the clocks.
+
+        All ranks call this, at equal clocks; it flushes first. Every rank writes its share, so on
+        several hosts `path` must be on a file system that they share. A checkpoint that is there
+        is replaced, in one step, when the new one is on disk.
+
+        Args:
+            path: a folder of its own; it is made, and so are those above it.
+            timeout: of each wait on the way, for the others and for the servers.
+
+        Raises:
+            MismatchError: the ranks are not at equal clocks, or have declared different tables.
+            CheckpointError: it cannot be written. What was at `path` is still there.
+        """
+        from commute.store.saving import save
+
+        self._check()
+        save(self, path, self.timeout if timeout is None else seconds(timeout))
+
+    def load(self, path: Any, *, strict: bool = True, timeout: float | None = None) -> None:
+        """Make all tables what they were when `path` was saved, and the clocks of all ranks.
+
+        All ranks call this, after they have declared the tables, at equal clocks. There may be more
+        or fewer ranks, servers and shards than at the time. What is declared here holds: an
+        optimizer may have other numbers than it had, staleness may be another; kind, dtype, shape
+        and the sort of update must be the same.
+
+        Args:
+            strict: raise if a table is declared here and not saved, or the other way round. If
+                False, those that are only here stay as they are, those only there are left out.
+            timeout: as for `save`.
+
+        Raises:
+            MismatchError: the ranks are not at equal clocks, or have declared different tables.
+            CheckpointError: a file is missing, damaged or foreign, or does not fit. The message
+                names it. Everything is checked first: no table has changed.
+        """
+        from commute.store.loading import load
+
+        self._check()
+        load(self, path, strict, self.timeout if timeout is None else seconds(timeout))
+
     def leave(self, *, timeout: float | None = None) -> None:
         """Flush, and take no part in later rounds; this is no loss to the others. Idempotent."""
         if self._left:
@@ -319,7 +372,9 @@ class Store:
         self._left = True
         for table in self._tables.values():
             table._left()
-        limit = self.timeout if timeout is None else seconds(timeout)
+        self._say_left(self.timeout if timeout is None else seconds(timeout))
+
+    def _say_left(self, limit: float) -> None:
         with self._links.calling():
             call = self._links.endpoint.leave(self.name)
         self._links.finish(call, f"leaving store {self.name!r}", limit)
@@ -336,6 +391,9 @@ class Store:
         # Who leaves because of an error is missed by the others, as it should be.
         if kind is None:
             self.leave()
+
+    def _check_rounds(self, staleness: int | None, reduce: str, deterministic: Any) -> None:
+        """Whether tables may be as asked for; a worker may have all that is."""
 
     def _check(self) -> None:
         self._links.check()

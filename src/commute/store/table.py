@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "StoreHandle", "Table", "TableInfo", "number_as"]
 
 _RANKED: Final = np.dtype([("index", "<u8"), ("value", "<f8")])
+_RANKED_MAX: Final = 1 << 16  # as many as an answer holds (core/store/message.h)
 # Pushes that are copied and not committed yet; beyond that a push waits.
 _KEPT_BYTES_MAX: Final = 64 << 20
+_ANSWER_BYTES_MAX: Final = (1 << 20) + 4096  # core/store/message.h
 NAMES: Final = {code: name for name, code in CODES.items()}
 
 
@@ -195,6 +197,10 @@ class Table:
         """How many elements are not zero."""
         return sum(row[3] for row in self._summaries())
 
+    def info(self) -> TableInfo:
+        """Bytes, update, where it lives, and what this worker has done with it."""
+        raise NotImplementedError
+
     # ---- within ----
 
     def _left(self) -> None:
@@ -262,11 +268,11 @@ class Table:
             raise self._with_nan() if error.args == ("NaN",) else error from None
 
     def _here(self, call: str) -> str:
-        return f"{call} of table {self.name!r} on rank {self._links.rank}"
+        return f"{call} of table {self.name!r} on {self._links.me}"
 
     def _with_nan(self) -> ArrayError:
         return ArrayError(
-            f"push to {self.name!r} on rank {self._links.rank} got a contribution with NaN, which"
+            f"push to {self.name!r} on {self._links.me} got a contribution with NaN, which"
             " this table rejects (reject_nan=True); nothing was sent"
         )
 
@@ -290,6 +296,21 @@ class Table:
             call = self._endpoint.ask(self._number, top)
         return self._finish(call, f"a question about {self.name!r}", None)
 
+    def _ask_saved(self, part: int, start: int) -> Callable[[], np.ndarray[Any, Any]]:
+        """Asks for what is saved of a part (core/store/client.h, `items`); waits when called."""
+        self._store._check()
+        answer = np.empty(_ANSWER_BYTES_MAX, np.uint8)
+        with self._links.calling():
+            call = self._endpoint.items(
+                self._number, part, start, answer.ctypes.data, self._links.kept, answer
+            )
+
+        def wait() -> np.ndarray[Any, Any]:
+            self._finish(call, f"reading {self.name!r}", None)
+            return answer
+
+        return wait
+
     def _summaries(self) -> list[tuple[Any, ...]]:
         """Of each part: sum, sum of squares, exact sum of integers, how many are not zero."""
         raise NotImplementedError
@@ -298,5 +319,10 @@ class Table:
         if not isinstance(k, (int, np.integer)) or not 1 <= k < 1 << 32:
             raise SettingError(f"expected top(k) with a whole number k from 1 up, got {k!r}")
         rows = np.frombuffer(self._ask(int(k)), dtype=_RANKED)
+        if k > _RANKED_MAX <= len(rows):  # a part may have had more
+            raise SettingError(
+                f"expected top(k) with k up to {_RANKED_MAX} of table {self.name!r}, got {k!r}; it"
+                " is larger than that"
+            )
         best = np.lexsort((rows["index"], -np.abs(rows["value"])))[:k]
         return rows["index"][best], rows["value"][best]

@@ -30,11 +30,19 @@ SLOT_BYTES = 4 << 20
 
 
 def memory_groups(
-    size: int, *, timeout: float = 30.0, link_bytes: int = LINK_BYTES, records: str | None = None
+    size: int,
+    *,
+    timeout: float = 30.0,
+    link_bytes: int = LINK_BYTES,
+    records: str | None = None,
+    shards: int = 2,
 ) -> list[Group]:
-    """One group per rank, all in this process; each belongs to one thread at a time."""
+    """One group per rank, all in this process; each belongs to one thread at a time.
+
+    `shards`: of the server that their stores share.
+    """
     peers = [Peer(rank, "memory") for rank in range(size)]
-    server = MemoryServer(size)
+    server = MemoryServer(size, shards)
     engines = _core.memory_engines(size, link_bytes, SLOT_BYTES)
     for engine in engines:
         # In memory there is no health thread: a failure of one rank is told to the others directly.

@@ -6,6 +6,7 @@
 Links deliver in order but at any time. They break before, during and after delivery, come back, and
 what was on its way on the old one may still arrive beside the new one. Workers die and come back
 as a new incarnation, leave, or are lost for good, by the word of the coordinator's real logic.
+There are two dense tables and a sparse one (simulated_rows.py), which may have other bounds.
 Nothing is random but by the seed, so a seed replays. Every run is checked:
 
     exactly once   worker w adds 2^k to element w with its k-th push: a value tells which it holds
@@ -34,6 +35,7 @@ import numpy as np
 from commute import _core
 from commute.cluster.control import Frame, Hello, Kind
 from commute.cluster.coordinator import Closed, Coordinator, Joined, Received, Send
+from commute.testing.simulated_rows import SLOTS, Broken, SimulatedRows
 
 __all__ = ["PLANTED", "Broken", "Simulation", "main"]
 
@@ -50,13 +52,9 @@ PLANTED: Final = (
 _INT64: Final = 6  # core/dtype.h
 _SUM: Final = 0
 _TABLES: Final = ("store/a", "store/b")
-_PHASES: Final = 2 * len(_TABLES) + 1  # of an iteration: pushes, a tick, pulls
-_STEPS: Final = 10 * _PHASES
+_ROWS: Final = len(_TABLES)  # the sparse table's number among them
+_TURNS: Final = 10  # iterations
 _EVENTS_MAX: Final = 200_000
-
-
-class Broken(Exception):
-    """A promise that was not kept; the text says which."""
 
 
 @dataclass
@@ -90,7 +88,7 @@ class _Worker:
 class Simulation:
     """One store and its job; `run` raises Broken."""
 
-    def __init__(self, seed: int, planted: int = 0) -> None:
+    def __init__(self, seed: int, planted: int = 0, *, dense: bool = True) -> None:
         self.random = random.Random(seed)
         pick = self.random
         self.workers = 1 + seed % 4
@@ -103,9 +101,18 @@ class Simulation:
         self.parts = 2
         self.width = self.workers
         self.count = 8192 + self.width  # the first chunk is 64 KB, the second small
+        self.rows = SimulatedRows(seed, pick, self.workers, self.staleness)
+        # Tables in the order in which all workers push them.
+        self.order = [0, _ROWS, 1] if seed % 7 < 2 else [0, 1, _ROWS]
+        self.order = self.order if dense else [_ROWS]
+        self.phases = 2 * len(self.order) + 1  # of an iteration: pushes, a tick, pulls
+        self.steps = _TURNS * self.phases
         self.replay = _core.Replay()
+        remembered = self.rows.remembered_max
         self.machines = [
-            _core.ShardMachine(self.workers, index, self.shards, 16, planted, self.replay)
+            _core.ShardMachine(
+                self.workers, index, self.shards, SLOTS, planted, self.replay, remembered
+            )
             for index in range(self.shards)
         ]
         self.links: dict[int, _Link] = {}
@@ -114,7 +121,7 @@ class Simulation:
         self.coordinator = Coordinator()
         self.now = 0.0
         self.lives = [_Worker(self._born(w, 1)) for w in range(self.workers)]
-        self.numbers = [-1] * len(_TABLES)
+        self.numbers = [-1] * (_ROWS + 1)
         self.slots: list[list[int]] = []
         # What worker w has contributed to table t up to each clock, as bits.
         self.history = [[[0] for _ in _TABLES] for _ in range(self.workers)]
@@ -180,7 +187,8 @@ class Simulation:
                         machine.on_left(rank)
 
     def _born(self, worker: int, incarnation: int) -> _core.ClientMachine:
-        return _core.ClientMachine(worker, incarnation, self.shards, self.planted)
+        small = self.rows.message_bytes
+        return _core.ClientMachine(worker, incarnation, self.shards, self.planted, SLOTS, small)
 
     # ---- links ----
 
@@ -254,11 +262,18 @@ class Simulation:
 
     def _declare(self, worker: int) -> None:
         life = self.lives[worker]
-        spec = self._spec()
         life.stage = 1
-        life.declaring = [life.client.declare_table(name, spec, "two") for name in _TABLES]
+        life.declaring = [
+            life.client.declare_table(self._name(table), self._spec(table), "two")
+            for table in self.order
+        ]
 
-    def _spec(self) -> _core.TableSpec:
+    def _name(self, table: int) -> str:
+        return SimulatedRows.NAME if table == _ROWS else _TABLES[table]
+
+    def _spec(self, table: int) -> _core.TableSpec:
+        if table == _ROWS:
+            return self.rows.spec(self.continues)
         update = _core.Update(_SUM)
         return _core.TableSpec(_INT64, self.count, update, self.staleness, continues=self.continues)
 
@@ -269,13 +284,18 @@ class Simulation:
             return False
         if life.stage == 1:
             life.stage = 2
-            self.numbers = [life.client.table_of(name) for name in _TABLES]
+            for table in self.order:
+                self.numbers[table] = life.client.table_of(self._name(table))
             self.slots = [life.client.slots_of(name) for name in _TABLES]
-            life.declaring = [life.client.declare(name, self._spec(), 0, 0) for name in _TABLES]
+            life.declaring = [
+                life.client.declare(self._name(table), self._spec(table), 0, 0)
+                for table in self.order
+            ]
             return False
         # The iteration in which it died ends here, on all tables alike.
-        clock = max(life.client.clock(number) for number in self.numbers)
-        for number in self.numbers:
+        numbers = [self.numbers[table] for table in self.order]
+        clock = max(life.client.clock(number) for number in numbers)
+        for number in numbers:
             if life.client.clock(number) < clock:
                 life.client.catch_up(number, clock)
         life.stage = 0
@@ -293,16 +313,17 @@ class Simulation:
             if life.client.done(call):
                 self.committed[worker, table] |= bit
         self.under_way[worker].clear()
+        self.rows.died(worker, life.client)
         life.died, life.waiting = True, 0
         life.incarnation += 1
         life.client = self._born(worker, life.incarnation)
-        for table in range(len(_TABLES)):
+        for table in self.order:
             self.since_tick[worker, table] = 0
         if self.continues and self.random.random() < 0.5:
-            life.lost, life.steps = True, _STEPS
+            life.lost, life.steps = True, self.steps
             self._told(Closed(worker))
             return
-        life.steps = min(_STEPS, (life.steps // _PHASES + 1) * _PHASES)
+        life.steps = min(self.steps, (life.steps // self.phases + 1) * self.phases)
         for shard in range(self.shards):
             life.client.on_link(shard, False)
         self._declare(worker)
@@ -320,20 +341,22 @@ class Simulation:
         if life.waiting:
             self._check_read(worker)
         life.waiting = 0
-        if life.steps >= _STEPS or life.client.kept_bytes() > 1 << 20:
+        if life.steps >= self.steps or life.client.kept_bytes() > 1 << 20:
             return
-        phase = life.steps % _PHASES
+        phase, tables = life.steps % self.phases, len(self.order)
         life.steps += 1
-        if phase < len(_TABLES):
-            self._contribute(worker, phase)
-        elif phase == len(_TABLES):
+        if phase < tables:
+            self._contribute(worker, self.order[phase])
+        elif phase == tables:
             self._tick(worker)
         elif self.random.random() < 0.5:
-            self._pull(worker, phase - len(_TABLES) - 1)
+            self._pull(worker, self.order[phase - tables - 1])
 
     def _contribute(self, worker: int, table: int) -> None:
         # Who waits owes nobody anything: only the last table's push may wait for an answer.
-        kind = self.random.randrange(4 if table == len(_TABLES) - 1 else 3)
+        kind = self.random.randrange(4 if table == self.order[-1] else 3)
+        if table == _ROWS:
+            return self._contribute_rows(worker, kind)
         if kind == 0:
             return
         bits = self._push(worker, table, piece=True)[1] if kind == 1 else 0
@@ -341,6 +364,17 @@ class Simulation:
         # Pieces of a contribution that is never completed do not count.
         self.under_way[worker].append((call, table, bits | bit))
         self._made(worker, table, bits | bit)
+
+    def _contribute_rows(self, worker: int, kind: int) -> None:
+        life, number = self.lives[worker], self.numbers[_ROWS]
+        turn = life.steps // self.phases
+        self.rows.may_drop(life.client, number, worker)
+        if kind == 0:
+            return
+        call = self.rows.contribute(life.client, number, worker, turn, kind)
+        if kind == 3:
+            life.reading, life.waiting = _ROWS, call
+        self.since_tick[worker, _ROWS] += 1
 
     def _push(
         self, worker: int, table: int, *, piece: bool = False, pull: bool = False
@@ -365,8 +399,10 @@ class Simulation:
         return [worker, 8192 + worker]
 
     def _tick(self, worker: int) -> None:
-        for table in range(len(_TABLES)):
-            if self.since_tick[worker, table] == 0:
+        for table in self.order:
+            if self.since_tick[worker, table] == 0 and table == _ROWS:
+                self.rows.contributed(worker, 0, [])
+            elif self.since_tick[worker, table] == 0:
                 self._made(worker, table, 0)
             self.since_tick[worker, table] = 0
             self.lives[worker].client.tick(self.numbers[table])
@@ -379,6 +415,10 @@ class Simulation:
     def _pull(self, worker: int, table: int) -> None:
         life = self.lives[worker]
         life.reading = table
+        if table == _ROWS:
+            self.rows.may_drop(life.client, self.numbers[table], worker)
+            life.waiting = self.rows.pull(life.client, self.numbers[table], worker)
+            return
         target = self.out[worker, table].ctypes.data
         life.waiting = life.client.pull(self.numbers[table], target, self.random.random() < 0.25)
         if life.waiting == 0:
@@ -392,7 +432,7 @@ class Simulation:
                 continue
             idle = (
                 self._declared(worker, life)
-                and life.steps >= _STEPS
+                and life.steps >= self.steps
                 and (life.waiting == 0 or life.client.done(life.waiting))
                 and life.client.flushed()
             )
@@ -409,6 +449,9 @@ class Simulation:
     def _check_read(self, worker: int) -> None:
         life, table = self.lives[worker], self.lives[worker].reading
         mine = life.client.clock(self.numbers[table])
+        if table == _ROWS:
+            died, left = [each.died for each in self.lives], [each.left for each in self.lives]
+            return self.rows.check_read(worker, mine, died, left)
         for other in range(self.workers):
             history = self.history[other][table]
             got = [int(self.out[worker, table, place]) for place in self._places(other)]
@@ -454,7 +497,11 @@ class Simulation:
             machine.compare(self.replay)
         if not self.replay.report().endswith("equal"):
             raise Broken(f"replaying the ops gives other slots: {self.replay.report()}")
-        for table in range(len(_TABLES)):
+        died = [life.died for life in self.lives]
+        self.rows.check_end(self.machines, self.numbers[_ROWS], died)
+        for table in self.order:
+            if table == _ROWS:
+                continue
             for part, slot in enumerate(self.slots[table]):
                 machine = self.machines[slot % self.shards]
                 value = np.frombuffer(machine.value(slot, self.numbers[table]), dtype=np.int64)
@@ -469,10 +516,10 @@ class Simulation:
                 raise Broken(f"worker {worker} has calls that were never answered")
 
 
-def first_broken(seed: int, planted: int = 0) -> str:
-    """Why this seed breaks a promise; empty when it keeps them all."""
+def first_broken(seed: int, planted: int = 0, *, dense: bool = True) -> str:
+    """Why this seed breaks a promise; empty when it keeps them all. `dense`: beside the rows."""
     try:
-        Simulation(seed, planted).run()
+        Simulation(seed, planted, dense=dense).run()
     except Broken as broken:
         return str(broken)
     except (RuntimeError, ValueError, IndexError) as error:

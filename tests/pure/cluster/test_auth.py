@@ -110,7 +110,7 @@ def test_garbage_is_no_introduction(garbage: bytes) -> None:
 def test_unknown_role_and_purpose_are_refused(field: str) -> None:
     """Also when they are proved: an older or newer commute."""
     greeting = greet()
-    unknown: dict[str, Any] = {field: 9}
+    unknown: dict[str, Any] = {field: 99}
     claim = dataclasses.replace(CLAIM, **unknown)
 
     with pytest.raises(HandshakeError, match="unknown role"):

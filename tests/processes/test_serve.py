@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`commute serve`, `commute.connect` and `commute status` between real processes.
+
+Each server has a port of its own, taken from the kernel, and a token of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import commute
+from commute import _core
+from commute.cluster.visit import Visit
+from commute.store import observer as observer_module
+
+COMMUTE = [sys.executable, "-m", "commute"]
+PROGRAM = Path(__file__).parent / "programs" / "serve.py"
+HOST = socket.gethostname()
+
+
+def eventually(condition: Callable[[], Any], what: str, within: float = 20.0) -> Any:
+    """Waits until the condition holds, and returns what it gave."""
+    until = time.monotonic() + within
+    while not (found := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+    return found
+
+
+class Server:
+    """A `commute serve`, and what its clients need."""
+
+    def __init__(self, job: Callable[..., Any], folder: Path, *flags: str, port: int = 0) -> None:
+        self.token_file = folder / "token"
+        self.replays = folder / "replays"
+        self.replays.mkdir(exist_ok=True)
+        command = [*COMMUTE, "serve", "--port", port, "--token-file", self.token_file, *flags]
+        self._start = job
+        self.job = job(command, env={"COMMUTE_REPLAYS": str(self.replays)}, timeout=55.0)
+        self.job.wait_for("connect with:")
+        self.address = re.search(r"listening on (\S+),", self.job.out)[1]
+        self.pid = self.job.process.pid
+
+    def connect(self, **options: Any) -> commute.Connection:
+        return commute.connect(self.address, token_file=str(self.token_file), **options)
+
+    def client(self, scenario: str, *arguments: object, env: dict[str, str] | None = None) -> Any:
+        """A client process."""
+        command = [sys.executable, PROGRAM, scenario, self.address, *map(str, arguments)]
+        return self._start(command, env={**self.env, **(env or {})}, timeout=50.0)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"COMMUTE_TOKEN_FILE": str(self.token_file)}
+
+    def status(self) -> dict[str, Any]:
+        """As `commute status --json` prints it."""
+        asked = self._start([*COMMUTE, "status", self.address, "--json"], env=self.env).wait()
+        assert asked.code == 0, asked.err
+        return json.loads(asked.out)
+
+    def end(self, number: int = signal.SIGTERM) -> Any:
+        """Ends it by a signal; its slots must be what their ops make."""
+        self.job.process.send_signal(number)
+        ended = self.job.wait(15.0)
+        reports = [path.read_text() for path in self.replays.glob("*.replay")]
+        assert reports and all(report.endswith(", equal") for report in reports), reports
+        return ended
+
+
+@pytest.fixture
+def serve(job: Callable[..., Any], tmp_path: Path) -> Callable[..., Server]:
+    """`serve("--shards", "2")` starts a server."""
+    return lambda *flags, **options: Server(job, tmp_path, *flags, **options)
+
+
+@pytest.fixture(params=["1", "0"], ids=["shared", "tcp"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Clients that share memory with their server, and clients that use TCP."""
+    monkeypatch.setenv("COMMUTE_SHARED_MEMORY", request.param)
+    return request.param
+
+
+def said(started: Any, key: str) -> list[dict[str, Any]]:
+    lines = re.findall(r"said (\{.*\})$", started.out, re.M)
+    return [line for line in map(json.loads, lines) if key in line]
+
+
+# ---- the command ----
+
+
+def test_what_a_user_sees(serve, tmp_path):
+    """A token is made, two lines tell how to connect, clients are logged, SIGTERM ends it well."""
+    server = serve()
+    with server.connect() as connection:
+        connection.store().dense("w", 3)
+        shown = repr(connection)
+    ended = server.end(signal.SIGTERM)
+    made, listens, connects = ended.out.splitlines()
+
+    assert made == f"commute serve: made a new token in {server.token_file} (mode 600)"
+    assert stat.S_IMODE(server.token_file.stat().st_mode) == 0o600
+    assert listens.startswith(f"commute serve: listening on {server.address}, pid {server.pid}, ")
+    assert f"commute.connect('{server.address}', token_file='{server.token_file}')" in connects
+    assert shown.startswith(f"<Connection to the server at {server.address} (pid {server.pid} on")
+    assert f"client 1 (pid {os.getpid()} on {HOST}) has come" in ended.err
+    assert f"client 1 (pid {os.getpid()} on {HOST}) has left" in ended.err
+    assert "SIGTERM: the server ends" in ended.err
+    assert ended.code == 0
+    assert server.token_file.read_text().strip() not in ended.out + ended.err
+
+
+def test_ctrl_c(serve):
+    """As with every command: 130."""
+    ended = serve().end(signal.SIGINT)
+
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+
+
+def test_a_port_that_is_taken(serve, job):
+    """One sentence, and the server that has it goes on."""
+    server = serve()
+    port = server.address.rpartition(":")[2]
+    command = [*COMMUTE, "serve", "--port", port, "--token-file", server.token_file]
+    ended = job(command).wait()
+
+    assert ended.code == 1
+    assert ended.err.count("\n") == 1 and "address already in use; choose another" in ended.err
+    assert server.status()["clients"] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "code", "says"),
+    [
+        ([], {}, 2, "there is no token; add --token-file FILE"),
+        (["--port", "x"], {}, 2, "expected a port from 0 to 65535, got 'x'"),
+        (["--shards", "0"], {}, 2, "expected a number from 1 to 1024, got '0'"),
+        ([], {"COMMUTE_TOKEN": "short"}, 1, "must be 64 hexadecimal digits"),
+        (["--bind", "no.such.host.invalid"], {"COMMUTE_TOKEN": "ab" * 32}, 1, "cannot listen on"),
+        (["--help"], {}, 0, "commute.connect("),
+    ],
+)
+def test_command_lines(job, flags, env, code, says):
+    """What cannot be is one sentence; --help teaches."""
+    ended = job([*COMMUTE, "serve", "--port", "0", *flags], env=env).wait()
+
+    assert ended.code == code, ended.err
+    assert says in (ended.out if code == 0 else ended.err)
+    assert "Traceback" not in ended.err
+
+
+# ---- stores ----
+
+
+def test_every_verb(serve, transport):
+    """As on a worker, with NumPy's answers."""
+    server = serve("--shards", "2")
+    with server.connect() as connection:
+        store = connection.store("mine")
+        w = store.dense("w", (300, 100), "float64", update=commute.SGD(lr=0.5), init=1.0)
+        g = np.arange(30_000.0).reshape(300, 100)
+        first = w.push_pull(g)
+        w.push(g, accumulate=True)
+        store.tick()
+        store.push("w", g)
+        out = np.empty_like(g)
+        second = store.pull("w", out=out)
+        third = store.push_pull("w", np.zeros_like(g))
+        store.push_async("w", g).wait()
+        fourth = store.pull_async("w").wait()
+        w.set(lr=1.0)
+        fifth = store.push_pull_async("w", g).wait()
+        store.flush()
+        info, norm, total = w.info(), w.norm(), w.sum()
+        index, value = w.top(1)
+
+        assert np.array_equal(first, 1 - 0.5 * g)
+        assert second is out and np.array_equal(second, 1 - 1.5 * g)
+        assert np.array_equal(third, second)
+        assert np.array_equal(fourth, 1 - 2 * g) and np.array_equal(fifth, 1 - 3 * g)
+        assert norm == pytest.approx(np.linalg.norm(fifth)) and total == pytest.approx(fifth.sum())
+        assert (index.tolist(), value.tolist()) == ([29_999], [1 - 3 * 29_999.0])
+        assert w.nonzero() == 30_000
+        assert store.tables() == [w] and info.staleness is None
+        assert sum(info.slots.values()) == 4 and len(info.slots) == 2
+        assert all(server.address in place for place in info.slots)
+    server.end()
+
+
+def test_leaving_does_no_harm(serve):
+    """A with-block may be entered again and again, as notebooks do."""
+    with serve().connect() as connection:
+        for turn in range(3):
+            with connection.store() as store:
+                value = store.dense("w", 2).push_pull(np.ones(2, "f4"))
+            with pytest.raises(commute.ClosedError):
+                store.push("w", np.ones(2, "f4"))
+
+            assert value.tolist() == [turn + 1] * 2
+
+
+@pytest.mark.parametrize(
+    "asked", [{"staleness": 0}, {"staleness": 3}, {"reduce": "mean"}, {"deterministic": True}]
+)
+def test_what_needs_rounds_is_refused(serve, asked):
+    """With the reason and what to do; nothing was made."""
+    server = serve()
+    with server.connect() as connection:
+        with pytest.raises(commute.SettingError, match=r"there\s+are no rounds.*commute.init\(\)"):
+            connection.store().dense("w", 3, **asked)
+
+    assert server.status()["stores"] == []
+
+
+def test_stores_never_touch_each_other(serve):
+    """Two of them with a table of the same name, of other shapes."""
+    server = serve()
+    with server.connect() as one, server.connect() as two:
+        a = one.store("a").dense("w", 3, "int64", init=5)
+        b = two.store("b").dense("w", (2, 2), "float32")
+        a.push(np.ones(3, dtype=np.int64))
+        b.push(np.ones((2, 2), "f4"))
+        one.store("a").flush()
+        b.push(np.ones((2, 2), "f4"))
+
+        assert a.pull().tolist() == [6, 6, 6]
+        assert two.store("a").dense("w", 3, "int64").pull().tolist() == [6, 6, 6]
+        assert b.pull().tolist() == [[2, 2], [2, 2]]
+        assert [s["name"] for s in server.status()["stores"]] == ["a", "b"]
+
+
+def test_values_outlive_clients(serve):
+    """Who comes later finds them, whatever its own init; the optimizer goes on where it was."""
+    server = serve("--shards", "2")
+    update = commute.Momentum(lr=1.0, momentum=0.5)
+    for turn, expected in enumerate([-1.0, -2.5, -4.25]):
+        with server.connect() as connection:
+            w = connection.store().dense(
+                "w", 20_000, update=update, init=np.full(20_000, turn, "f4")
+            )
+            value = w.push_pull(np.ones(20_000, "f4"))
+
+        assert np.unique(value).tolist() == [expected]
+    server.end()
+
+
+def test_declarations_must_agree(serve):
+    """Both are shown, and by whom; the connection can be used on."""
+    server = serve()
+    with server.connect() as one, server.connect() as two:
+        one.store().dense("w", 3)
+        with pytest.raises(commute.MismatchError) as caught:
+            two.store().dense("w", 4, update="max")
+
+        assert "client 1 declared dense (3,) float32 with sum" in str(caught.value)
+        assert "client 2 dense (4,) float32 with max" in str(caught.value)
+        assert two.store().dense("w", 3).pull().tolist() == [0, 0, 0]
+
+
+def test_from_within_an_event_loop(serve):
+    """As in a notebook, whose cells run in one."""
+    server = serve()
+
+    async def cell() -> list[float]:
+        with server.connect() as connection:
+            return connection.store().dense("w", 2).push_pull(np.ones(2, "f4")).tolist()
+
+    assert asyncio.run(cell()) == [1, 1]
+
+
+def test_a_store_keeps_its_connection(serve):
+    """`connect(...).store()` in one line; it ends when nobody has it any more."""
+    server = serve()
+    store = server.connect().store()
+    w = store.dense("w", 2)
+    value = w.push_pull(np.ones(2, "f4"))
+    before = len(server.status()["clients"])
+    del store, w
+    import gc
+
+    gc.collect()
+    eventually(lambda: not server.status()["clients"], "the connection is still there")
+
+    assert value.tolist() == [1, 1] and before == 1
+
+
+def test_ranks_of_a_job_are_clients_too(serve, job):
+    """Each connects by itself, beside a store of the job; COMMUTE_TOKEN is the job's there."""
+    server = serve()
+    command = [*COMMUTE, "run", "-n", "2", PROGRAM, "ranks", server.address, server.token_file]
+    ended = job(command, timeout=50.0).wait()
+    told = [json.loads(line) for line in re.findall(r"said (\{.*\})$", ended.out, re.M)]
+
+    assert ended.code == 0, ended.err
+    assert [line["own"] for line in told] == [[20] * 3] * 2
+    assert [line["shared"] for line in told] == [[20] * 3] * 2
+
+
+# ---- several at once, and faults ----
+
+
+@pytest.mark.parametrize("cuts", ["cut", "whole"])
+def test_many_clients_count_once(serve, transport, cuts):
+    """Three processes push at once while their channels break; every push counts once."""
+    server = serve("--shards", "2")
+    pushes = 60
+    clients = [server.client("counting", me, pushes, cuts) for me in range(3)]
+    ended = [client.wait() for client in clients]
+    with server.connect() as connection:
+        value = connection.store("counts").dense("sum", (131_072,), "int64").pull()
+    told = [line for client in clients for line in said(client, "fine")]
+    server.end()
+
+    assert [each.code for each in ended] == [0, 0, 0], [each.err for each in ended]
+    assert np.unique(value).tolist() == [pushes | pushes << 20 | pushes << 40]
+    print([line["cuts"] for line in told])
+    assert all((line["cuts"] > 3) == (cuts == "cut") for line in told), told
+
+
+def test_a_killed_client_is_no_loss(serve, transport):
+    """What it committed is there; its channels are let go; others do not notice."""
+    server = serve()
+    with server.connect() as connection:
+        mine = connection.store("other").dense("w", 100, "int64")
+        victim = server.client("pushing")
+        eventually(lambda: len(said(victim, "committed")) >= 3, victim.out)
+        fds = len(os.listdir(f"/proc/{server.pid}/fd"))
+        os.kill(victim.process.pid, signal.SIGKILL)
+        for _ in range(50):
+            value = mine.push_pull(np.ones(100, dtype=np.int64))
+        server.job.wait_for("is gone without a goodbye")
+        eventually(
+            lambda: len(os.listdir(f"/proc/{server.pid}/fd")) < fds, "its channels are still there"
+        )
+        committed = said(victim, "committed")[-1]["committed"]
+        left = connection.store("counts").dense("sum", (131_072,), "int64").pull()
+        status = server.status()
+    victim.wait()
+    server.end()
+
+    assert value.tolist() == [50] * 100
+    assert committed <= left.min() <= left.max() <= committed + 12
+    assert [client["number"] for client in status["clients"]] == [1]
+
+
+def test_a_client_that_ends_without_closing(serve):
+    """Its last push counts, and it is no loss."""
+    server = serve()
+    ended = server.client("unclosed").wait()
+    with server.connect() as connection:
+        value = connection.store("counts").dense("sum", (131_072,), "int64").pull()
+
+    assert ended.code == 0, ended.err
+    assert np.unique(value).tolist() == [1]
+    assert "client 1" in server.job.err and "has left" in server.job.err
+
+
+def test_nothing_grows_with_clients(serve):
+    """Hundreds come and go: descriptors and threads of the server are as before."""
+    server = serve()
+
+    def held() -> tuple[int, int]:
+        here = f"/proc/{server.pid}"
+        return len(os.listdir(f"{here}/fd")), len(os.listdir(f"{here}/task"))
+
+    def visit() -> None:
+        with server.connect() as connection:
+            connection.store().dense("w", 10).push(np.ones(10, "f4"))
+
+    visit()
+    eventually(lambda: "client 1 (pid" in server.job.err and "has left" in server.job.err, "")
+    before = held()
+    for _ in range(100):
+        visit()
+    eventually(lambda: held() <= before, f"{before} has become {held()}")
+    with server.connect() as connection:
+        assert connection.store().dense("w", 10).pull().tolist() == [101] * 10
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "ended"])
+def test_a_server_that_goes(serve, transport, how):
+    """Every call of every client raises SlotLostError that names it; nobody hangs."""
+    server = serve()
+    env = {"COMMUTE_PEER_TIMEOUT": "1"} if how == "stopped" else {}
+    clients = [server.client("server_lost", env=env) for _ in range(2)]
+    for client in clients:
+        client.wait_for("ready")
+    number = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "ended": signal.SIGTERM}[how]
+    os.kill(server.pid, number)
+    ended = [client.wait() for client in clients]
+
+    assert [each.code for each in ended] == [0, 0], ended[0].err
+    for client in clients:
+        (told,) = said(client, "errors")
+        assert said(client, "closed")
+        assert len(told["errors"]) == 7, told
+        for error in told["errors"]:
+            assert error["kind"] == "SlotLostError", told
+            assert f"the server at {server.address} (pid {server.pid} on {HOST})" in error["text"]
+        assert how != "ended" or "it was ended by SIGTERM" in told["errors"][0]["text"]
+        assert how != "stopped" or "nothing was heard from it" in told["errors"][0]["text"]
+
+
+def test_a_server_that_comes_back_is_another(serve):
+    """On the same port with the same token: its old clients are told, and touch nothing of it."""
+    server = serve()
+    port = int(server.address.rpartition(":")[2])
+    old = server.connect()
+    w = old.store().dense("w", 2)
+    w.push_pull(np.ones(2, "f4"))
+    os.kill(server.pid, signal.SIGKILL)
+    server.job.wait()
+    again = serve(port=port)
+    with again.connect() as new:
+        fresh = new.store().dense("w", 2)
+        with pytest.raises(commute.SlotLostError, match="start it again"):
+            for _ in range(100):
+                w.push_pull(np.ones(2, "f4"), timeout=5.0)
+        value = fresh.pull().tolist()
+    old.close()
+
+    assert again.address == server.address
+    assert value == [0, 0]
+
+
+def test_makers_that_go(serve):
+    """A client that asked for a table and was killed before it made it: another makes it."""
+    server = serve("--shards", "2")
+    victim = server.client("half_declared")
+    victim.wait_for("ready")
+    made: list[Any] = []
+
+    def declare() -> None:
+        with server.connect() as connection:
+            table = connection.store().dense("t", 3, "int64", init=7, timeout=30.0)
+            made.append(table.pull().tolist())
+
+    waiting = [threading.Thread(target=declare) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    server.job.wait_for("client 3 ")
+    os.kill(victim.process.pid, signal.SIGKILL)
+    for thread in waiting:
+        thread.join(25.0)
+    victim.wait()
+    server.end()
+
+    assert made == [[7, 7, 7]] * 2
+
+
+def test_makers_that_do_not_come_to_it(serve, monkeypatch):
+    """One that was interrupted, and lives: others wait for it for a while."""
+    server = serve()
+    idle = server.client("half_declared")
+    idle.wait_for("ready")
+    monkeypatch.setattr(observer_module, "PATIENCE_SECONDS", 0.3)
+    with server.connect() as connection:
+        table = connection.store().dense("t", 3, "int64", init=7, timeout=30.0)
+
+        assert table.pull().tolist() == [7, 7, 7]
+        assert len(server.status()["clients"]) == 2
+
+
+# ---- strangers ----
+
+
+def test_wrong_token(serve, job):
+    """Told at once, by connect and by status; the server counts it and goes on."""
+    server = serve()
+    with pytest.raises(commute.AuthenticationError, match="does not accept this token"):
+        commute.connect(server.address, token="ab" * 32)
+    ended = job([*COMMUTE, "status", server.address], env={"COMMUTE_TOKEN": "ab" * 32}).wait()
+
+    assert ended.code == 1
+    assert ended.err.count("\n") == 1 and "does not accept this token" in ended.err
+    assert server.status()["refused"] == 3
+
+
+def test_no_token(serve, job, tmp_path):
+    """What to pass is said; a file that others may read is not used."""
+    server = serve()
+    (tmp_path / "open").write_text("ab" * 32)
+    (tmp_path / "open").chmod(0o644)
+
+    with pytest.raises(commute.AuthenticationError, match="pass token= or token_file="):
+        commute.connect(server.address)
+    with pytest.raises(commute.AuthenticationError, match="chmod 600"):
+        commute.connect(server.address, token_file=str(tmp_path / "open"))
+    with pytest.raises(commute.SettingError, match="give one of them"):
+        commute.connect(server.address, token="ab" * 32, token_file="x")
+    assert job([*COMMUTE, "status", server.address]).wait().code == 1
+
+
+def test_garbage_at_the_port(serve):
+    """Whatever strangers send, clients are served, and the server tells how many were refused."""
+    server = serve()
+    host, _, port = server.address.rpartition(":")
+    strangers = []
+    for size in (0, 1, 39, 160, 5000):
+        stranger = socket.create_connection((host, int(port)), 5.0)
+        stranger.sendall(secrets.token_bytes(size))
+        strangers.append(stranger)
+    with server.connect() as connection:
+        value = connection.store().dense("w", 2).push_pull(np.ones(2, "f4"))
+        status = server.status()
+        for stranger in strangers:
+            stranger.close()
+
+    assert value.tolist() == [1, 1]
+    assert status["refused"] >= 2  # those that said enough; the others have their 10 seconds
+
+
+def test_nobody_speaks_for_another(serve):
+    """A channel carries messages of the client that opened it, and of no other."""
+    server = serve()
+    with server.connect() as connection:
+        w = connection.store().dense("w", 2)
+        thief = Visit(server.address, server.token_file.read_text().strip())
+        thief.enter(10.0)
+        forged = _core.StoreEndpoint(connection.number, 1)
+        found = thief.open_channel(0, 10.0, None)
+        forged.add_channel(0, found.socket, found.segment)
+        spec = _core.TableSpec(6, 3, _core.Update(0), -1, continues=True)
+        call = forged.declare_table("default/stolen", spec, "x")
+        eventually(lambda: forged.wait(call, 0.1) or forged.broken(), "the channel is still there")
+        answered = forged.wait(call, 0.0)
+        forged.close()
+        thief.close()
+
+        assert not answered
+        assert w.push_pull(np.ones(2, "f4")).tolist() == [1, 1]
+        assert [t["name"] for t in server.status()["stores"][0]["tables"]] == ["w"]
+
+
+@pytest.mark.parametrize("kind", ["nobody", "silent", "http", "closes", "name"])
+def test_not_a_server(job, kind):
+    """One sentence each, from connect and from status."""
+    says = {
+        "nobody": "connection refused",
+        "silent": "does not answer as a commute server",
+        "http": "is not a commute server",
+        "closes": "there is no commute server",
+        "name": "the name cannot be resolved",
+    }[kind]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        address = "no-such-host.invalid:7077" if kind == "name" else f"127.0.0.1:{port}"
+        if kind == "nobody":
+            listener.close()
+        elif kind in ("http", "closes"):
+            word = b"HTTP/1.1 400 Bad Request\r\n" + b" " * 40 if kind == "http" else b""
+            threading.Thread(target=answer, args=(listener, word), daemon=True).start()
+        with pytest.raises((commute.JoinError, commute.AuthenticationError), match=says):
+            commute.connect(address, token="ab" * 32, timeout=0.5)
+        ended = job([*COMMUTE, "status", address], env={"COMMUTE_TOKEN": "ab" * 32}).wait()
+
+    assert ended.code == 1
+    assert ended.err.count("\n") == 1 and says in ended.err
+
+
+def answer(listener: socket.socket, word: bytes) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+            connection.sendall(word)
+            connection.close()
+        except OSError:
+            return
+
+
+# ---- status ----
+
+
+def test_status(serve, job):
+    """Stores, tables, slots and clients, as text and as JSON."""
+    server = serve("--shards", "2")
+    with server.connect() as connection:
+        store = connection.store("mine")
+        w = store.dense("w", (1000, 100), update=commute.Adam(lr=0.1))
+        store.dense("b", 3, "int64")
+        w.push_pull(np.ones((1000, 100), "f4"))
+        shown = job([*COMMUTE, "status", server.address, "--token-file", server.token_file]).wait()
+        status = server.status()
+    (store_status,) = status["stores"]
+    one, other = store_status["tables"]
+    (client,) = status["clients"]
+
+    assert shown.code == 0, shown.err
+    assert re.search(r"^mine +w +dense +\(1000, 100\) float32 +Adam\(.* +None ", shown.out, re.M)
+    assert re.search(rf"^1 +{HOST} +{os.getpid()} ", shown.out, re.M)
+    assert (status["pid"], status["shards"], status["slots"]) == (server.pid, 2, 1024)
+    assert status["address"] == server.address and status["uptime_s"] > 0
+    assert (one["name"], one["bytes"], one["state_bytes"]) == ("w", 400_000, 800_000)
+    assert one["updates"] == 1 and one["clocks"] == {} and one["whole"]
+    assert sum(one["slots"].values()) == 7 and set(one["slots"]) == {"0", "1"}
+    assert (other["name"], other["shape"], other["dtype"]) == ("b", "(3,)", "int64")
+    assert (client["number"], client["pid"]) == (1, os.getpid())
+    assert client["messages"] >= 9 and client["bytes"] >= 400_000
