@@ -66,13 +66,19 @@ std::vector<std::byte> first_value(const TableSpec& spec, Bytes given) {
 std::string describe_rows(const TableSpec& spec) {
   static constexpr const char* kNames[] = {"constant", "uniform", "normal"};
   const Initial& initial = spec.initial;
-  std::string text =
-      std::string(", init ") + kNames[static_cast<int>(initial.kind)] + " " + shortest(initial.a);
-  if (initial.kind != Initial::Kind::kConstant)
-    text += " " + shortest(initial.b) + " seed " + std::to_string(initial.seed);
-  if (spec.wire != spec.dtype) text += std::string(", wire ") + name(spec.wire);
-  if (spec.admit > 1) text += ", admit " + std::to_string(spec.admit);
-  if (spec.expire_after > 0) text += ", expire_after " + std::to_string(spec.expire_after);
+  std::string text;
+  const auto add = [&text](const char* what, const std::string& which) {
+    text.append(what).append(which);
+  };
+  add(", init ", kNames[static_cast<int>(initial.kind)]);
+  add(" ", shortest(initial.a));
+  if (initial.kind != Initial::Kind::kConstant) {
+    add(" ", shortest(initial.b));
+    add(" seed ", std::to_string(initial.seed));
+  }
+  if (spec.wire != spec.dtype) add(", wire ", name(spec.wire));
+  if (spec.admit > 1) add(", admit ", std::to_string(spec.admit));
+  if (spec.expire_after > 0) add(", expire_after ", std::to_string(spec.expire_after));
   return text;
 }
 
@@ -90,8 +96,9 @@ void check_rows(const TableSpec& spec) {
 }  // namespace
 
 std::string TableSpec::describe() const {
-  std::string text = std::string(name(dtype)) + " with " + update.describe();
-  text += bounded() ? ", staleness " + std::to_string(staleness) : ", staleness None";
+  std::string text = name(dtype);
+  text.append(" with ").append(update.describe());
+  text.append(", staleness ").append(bounded() ? std::to_string(staleness) : "None");
   if (mean) text += ", reduce mean";
   if (deterministic) text += ", deterministic";
   if (sparse) text += describe_rows(*this);
