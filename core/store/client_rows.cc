@@ -2,8 +2,8 @@
 // The client's calls about rows: keys in the order they travel, cut into messages.
 //
 // A call is cut the same way whatever it does, so that the lists of keys of a pull are those of the
-// push that follows. Cuts are where a slot ends; a slot whose rows are too many for one message is
-// sent in pieces, which its shard puts together.
+// push that follows. Cuts are where a slot ends; a slot whose rows are more than a message can hold
+// (1 MB) is sent in pieces, which its shard puts together; such a pull is not of one moment.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -21,9 +21,18 @@ constexpr size_t kMessageBytes = 32 << 10;
 // Digests of lists that shards were asked to remember; beyond that all are forgotten.
 constexpr size_t kKnownMax = 1 << 16;
 
-uint32_t rows_per_message(const TableSpec& spec, size_t given) {
-  const size_t bytes = given == 0 ? kMessageBytes : given;
-  return static_cast<uint32_t>(std::max<size_t>(1, bytes / (sizeof(uint64_t) + spec.bytes())));
+// Rows of a message: as many as are quick; more only where they are of one slot.
+struct Size {
+  uint32_t usual = 1;
+  uint32_t most = 1;
+};
+
+Size size_of(const TableSpec& spec, size_t given) {
+  const size_t row = sizeof(uint64_t) + spec.bytes();
+  const auto rows = [&](size_t bytes) {
+    return static_cast<uint32_t>(std::max<size_t>(1, (given == 0 ? bytes : given) / row));
+  };
+  return {rows(kMessageBytes), rows(kPartBytesMax)};
 }
 
 // Bytes of payloads that are kept to be used again.
@@ -34,15 +43,20 @@ struct Cut {
   bool within = false;  // a slot
 };
 
-// Where the message that begins at `first` ends, of keys up to `end`.
-Cut cut(const KeyOrder& order, const TableSpec& spec, uint32_t most, uint32_t first, uint32_t end) {
-  if (end - first <= most) return {end, false};
-  const auto slot = [&](uint32_t at) { return slot_of(hash_of(order.keys[at]), spec.slots); };
-  uint32_t at = first + most;
-  while (at > first && slot(at) == slot(at - 1)) --at;
+// Where the message that begins at `first` ends, of keys up to `end`. What is read or written of a
+// slot by one message is read or written at once.
+Cut cut(const KeyOrder& order, const TableSpec& spec, Size size, uint32_t first, uint32_t end) {
+  if (end - first <= size.usual) return {end, false};
+  const auto splits = [&](uint32_t at) {
+    return slot_of(hash_of(order.keys[at]), spec.slots) ==
+           slot_of(hash_of(order.keys[at - 1]), spec.slots);
+  };
+  uint32_t at = first + size.usual;
+  while (at > first && splits(at)) --at;
   if (at > first) return {at, false};
-  at = first + most;
-  return {at, true};
+  at = first + size.usual;
+  while (at < end && at - first < size.most && splits(at)) ++at;
+  return {at, at < end && splits(at)};
 }
 
 // Rows with their state, as bytes.
@@ -117,14 +131,14 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
   const KeyOrder& order = *call.order;
   const TableSpec spec = header.kind == StoreKind::kLoad ? saved(table.spec) : table.spec;
   const bool changes = header.kind != StoreKind::kPull;
-  const uint32_t most = rows_per_message(spec, settings_.message_bytes);
+  const Size size = size_of(spec, settings_.message_bytes);
   size_t messages = 0;
   for (size_t i = 0; i < table.parts.size(); ++i) {
     uint32_t at = order.begins[i];
     // A push reaches every shard: where it has no rows it counts all the same.
     if (at == order.begins[i + 1]) messages += header.kind == StoreKind::kPush;
     for (; at < order.begins[i + 1]; ++messages)
-      at = cut(order, spec, most, at, order.begins[i + 1]).end;
+      at = cut(order, spec, size, at, order.begins[i + 1]).end;
   }
   header.table = id;
   const uint64_t number = begin(messages, call.out, call.asked_about);
@@ -138,7 +152,7 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
     uint32_t first = order.begins[i];
     if (first == end && header.kind != StoreKind::kPush) continue;
     do {
-      const Cut to = cut(order, spec, most, first, end);
+      const Cut to = cut(order, spec, size, first, end);
       Part& part = table.parts[i];
       header.slot = part.slot;
       header.flags = flags;

@@ -210,14 +210,15 @@ void visit(Server& server, uint32_t observer, int pushes, bool killed) {
     TableSpec spec;
     spec.staleness = -1;
     spec.count = 20'000;  // two parts
-    finish(endpoint, endpoint.call(false, [&](Client& client) {
+    finish(endpoint, endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
       return client.declare_table("s/t", spec, "t");
     }));
-    finish(endpoint,
-           endpoint.call(false, [&](Client& client) { return client.declare("s/t", spec, {}); }));
+    finish(endpoint, endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
+      return client.declare("s/t", spec, {});
+    }));
     const std::vector<float> ones(spec.count, 1);
     for (int i = 0; i < pushes; ++i)
-      finish(endpoint, endpoint.call(false, [&](Client& client) {
+      finish(endpoint, endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
         return client.push(0, std::as_bytes(std::span(ones)), nullptr, false);
       }));
     if (killed) server.on_gone(observer);  // while it is connected

@@ -59,11 +59,11 @@ TableSpec floats(uint64_t count, int32_t staleness) {
 
 uint32_t declare(Job& job, uint32_t worker, const std::string& name, const TableSpec& spec) {
   Endpoint& endpoint = *job.endpoints[worker];
-  job.finish(worker, endpoint.call(false, [&](Client& client) {
+  job.finish(worker, endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
     return client.declare_table(name, spec, spec.describe());
   }));
-  job.finish(worker,
-             endpoint.call(false, [&](Client& client) { return client.declare(name, spec, {}); }));
+  job.finish(worker, endpoint.call(Endpoint::Then::kReturn,
+                                   [&](Client& client) { return client.declare(name, spec, {}); }));
   return endpoint.look([&](const Client& client) { return client.table_of(name)->table; });
 }
 
@@ -84,7 +84,7 @@ void rounds(bool shared, bool breaking) {
     std::vector<float> gradient(kCount, float(worker + 1)), out(kCount);
     for (int round = 1; round <= 20; ++round) {
       Endpoint& endpoint = *job.endpoints[worker];
-      const uint64_t call = endpoint.call(false, [&](Client& client) {
+      const uint64_t call = endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
         return client.push_pull(table, std::as_bytes(std::span(gradient)), nullptr,
                                 reinterpret_cast<std::byte*>(out.data()));
       });
@@ -128,7 +128,7 @@ TEST(several_threads_share_an_endpoint) {
   });
   CHECK(endpoint.wait_flushed(Endpoint::Clock::now() + 60s));
   std::vector<float> out(100'000);
-  job.finish(0, endpoint.call(false, [&](Client& client) {
+  job.finish(0, endpoint.call(Endpoint::Then::kReturn, [&](Client& client) {
     return client.pull(table, reinterpret_cast<std::byte*>(out.data()));
   }));
   CHECK_EQ(out.back(), 40.0f);
@@ -150,7 +150,7 @@ TEST(beside_a_client_that_never_reads) {
       if (::send(ends[1], &pull, sizeof pull, MSG_NOSIGNAL) < 0) break;
     std::vector<float> gradient(300'000, 1), out(300'000);
     for (int i = 1; i <= 20; ++i) {
-      job.finish(0, job.endpoints[0]->call(false, [&](Client& client) {
+      job.finish(0, job.endpoints[0]->call(Endpoint::Then::kReturn, [&](Client& client) {
         return client.push_pull(table, std::as_bytes(std::span(gradient)), nullptr,
                                 reinterpret_cast<std::byte*>(out.data()));
       }));
@@ -173,7 +173,7 @@ TEST(garbage_closes_its_channel_only) {
   ::close(ends[1]);
   CHECK_EQ(job.server.counts().refused, uint64_t{1});
   std::vector<float> out(10);
-  job.finish(0, job.endpoints[0]->call(false, [&](Client& client) {
+  job.finish(0, job.endpoints[0]->call(Endpoint::Then::kReturn, [&](Client& client) {
     return client.pull(table, reinterpret_cast<std::byte*>(out.data()));
   }));
 }
@@ -190,7 +190,7 @@ TEST(a_closed_server_breaks_the_channel_and_a_failure_ends_waiting) {
   std::thread waiting([&] {
     bool raised = false;
     try {
-      const uint64_t call = job.endpoints[0]->call(false, [&](Client& client) {
+      const uint64_t call = job.endpoints[0]->call(Endpoint::Then::kReturn, [&](Client& client) {
         return client.push_pull(table, std::as_bytes(std::span(gradient)), nullptr,
                                 reinterpret_cast<std::byte*>(out.data()));
       });
