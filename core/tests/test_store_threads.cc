@@ -116,8 +116,9 @@ TEST(several_threads_share_an_endpoint) {
   Endpoint& endpoint = *job.endpoints[0];
   on_threads(3, [&](uint32_t thread) {
     std::vector<float> array(100'000, 1);
+    const auto then = thread == 1 ? Endpoint::Then::kBackground : Endpoint::Then::kReturn;
     for (int i = 0; i < 20; ++i) {
-      const uint64_t call = endpoint.call(thread == 1, [&](Client& client) {
+      const uint64_t call = endpoint.call(then, [&](Client& client) {
         const Bytes bytes = std::as_bytes(std::span(array));
         auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
         if (thread < 2) return client.push(table, Bytes(*copy), copy, false);
