@@ -191,10 +191,18 @@ void Server::run(Desk& desk) {
   desk.clients.clear();
 }
 
+// The first shard keeps off the cores of its clients, who run while it does. The others keep off
+// those of the shards before them: they work at the same time, while clients wait for all of them.
 void Server::spread(Desk& desk) {
   std::vector<int> cores;
-  for (const Client& client : desk.clients) cores.push_back(client.channel->other_core());
+  if (&desk == desks_.front().get())
+    for (const Client& client : desk.clients) cores.push_back(client.channel->other_core());
+  for (const auto& other : desks_) {
+    if (other.get() == &desk) break;
+    cores.push_back(other->core.load(std::memory_order_relaxed));
+  }
   const int core = desk.spread.look(std::move(cores), Clock::now());
+  desk.core.store(core, std::memory_order_relaxed);
   for (Client& client : desk.clients) client.channel->runs_on(core);
 }
 

@@ -107,7 +107,8 @@ class Server {
     bool holds_back = false;  // a client that gives way
     Ladder ladder;
     Spread spread;
-    std::mutex mutex;  // guards the mail
+    std::atomic<int> core{-1};  // where its thread was last seen
+    std::mutex mutex;           // guards the mail
     std::vector<Mail> mail;
     std::atomic<bool> has_mail{false};
     std::atomic<uint64_t> pushes{0};
@@ -118,7 +119,7 @@ class Server {
 
   void run(Desk& desk);
   bool turn(Desk& desk);
-  static void spread(Desk& desk);
+  void spread(Desk& desk);
   bool serve(Desk& desk, Client& client) const;
   bool gives_way(Desk& desk, Client& client) const;
   void take_mail(Desk& desk);
