@@ -12,7 +12,7 @@
 // Fairness: in each turn every channel gets its answers sent, and one message taken. A client that
 // has many messages under way (it floods, or moves a large array) can keep this thread busy without
 // end, and itself, and on a host short of cores those who wait for one answer at a time would miss
-// both. There it gives way while such are around: it has a twentieth of the thread's time. One that
+// both. There it gives way while such are around: it has a fortieth of the thread's time. One that
 // does not read holds at most what the shard lets it owe (shard.h).
 #pragma once
 
@@ -73,7 +73,7 @@ class Server {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kGiveWay = 19;  // so many times what its last message took
+  static constexpr int kGiveWay = 39;  // so many times what its last message took
   static constexpr std::chrono::microseconds kStretch{100};
   static constexpr std::chrono::milliseconds kAround{1};
   static constexpr std::chrono::milliseconds kSlice{1000};
