@@ -26,7 +26,10 @@ void Shard::contribute(const Author& author, const Contribution& given, bool cou
   const TableSpec& spec = desk.spec();
   Standing& standing = desk.of(author.worker);
   if (counts) standing.clock = std::max(standing.clock, author.clock);
-  if (!spec.in_step()) {
+  // Rows of the only member need not wait for the rest of their contribution: nobody else can see
+  // a part of it.
+  const bool alone = desk.rows && settings_.workers == 1 && given.pushed;
+  if (!spec.in_step() || alone) {
     apply(desk,
           {OpKind::kContribute, desk.table, {author}, given.keys, given.payload, given.places});
   } else if (given.pushed) {
