@@ -60,6 +60,19 @@ auto with_type(Dtype dtype, const void* value, F f) {
 
 }  // namespace
 
+Summary& Summary::operator+=(const Summary& more) {
+  sum += more.sum;
+  squares += more.squares;
+  whole = static_cast<int64_t>(static_cast<uint64_t>(whole) + static_cast<uint64_t>(more.whole));
+  nonzero += more.nonzero;
+  return *this;
+}
+
+bool ranks_before(const Ranked& a, const Ranked& b) {
+  const double x = std::abs(a.value), y = std::abs(b.value);
+  return x > y || (x == y && a.index < b.index);
+}
+
 Summary summarize(Dtype dtype, const void* value, size_t count) {
   return with_type(dtype, value, [count]<class T>(const T* x) {
     Summary found;
@@ -86,12 +99,8 @@ std::vector<Ranked> top(Dtype dtype, const void* value, size_t count, size_t k) 
     }
     return ranked;
   });
-  const auto before = [](const Ranked& a, const Ranked& b) {
-    const double x = std::abs(a.value), y = std::abs(b.value);
-    return x > y || (x == y && a.index < b.index);
-  };
   const size_t kept = std::min(k, all.size());
-  std::partial_sort(all.begin(), all.begin() + long(kept), all.end(), before);
+  std::partial_sort(all.begin(), all.begin() + long(kept), all.end(), ranks_before);
   all.resize(kept);
   return all;
 }

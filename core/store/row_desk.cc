@@ -29,7 +29,7 @@ class RowDesk::Fetcher {
     uint64_t rest;
   };
 
-  // Rows before `end` are about to be used; at most kRing - kBucketAhead at a time.
+  // Rows before `end` are about to be used; the last kRing - kBucketAhead of them can be asked for.
   void advance(size_t end) {
     const size_t fetch = std::min(keys_.size(), end + kBucketAhead);
     const size_t find = std::min(keys_.size(), end + kRowAhead);

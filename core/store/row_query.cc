@@ -13,12 +13,7 @@ RowSummary summarize_rows(const RowParts& parts) {
   for (const Slot::Part* part : parts) {
     const TableSpec& spec = part->spec;
     part->rows->each([&](uint64_t, const std::byte* row) {
-      const Summary one = summarize(spec.dtype, row, spec.count);
-      all.values.sum += one.sum;
-      all.values.squares += one.squares;
-      all.values.whole = static_cast<int64_t>(static_cast<uint64_t>(all.values.whole) +
-                                              static_cast<uint64_t>(one.whole));
-      all.values.nonzero += one.nonzero;
+      all.values += summarize(spec.dtype, row, spec.count);
     });
     all.rows += part->rows->size();
     all.bytes += part->rows->memory();
@@ -27,10 +22,6 @@ RowSummary summarize_rows(const RowParts& parts) {
 }
 
 std::vector<Ranked> top_rows(const RowParts& parts, size_t k) {
-  const auto before = [](const Ranked& a, const Ranked& b) {
-    const double x = std::abs(a.value), y = std::abs(b.value);
-    return x > y || (x == y && a.index < b.index);
-  };
   std::vector<Ranked> best;  // a heap whose first is the least of the best
   for (const Slot::Part* part : parts) {
     const TableSpec& spec = part->spec;
@@ -38,16 +29,16 @@ std::vector<Ranked> top_rows(const RowParts& parts, size_t k) {
       const Summary one = summarize(spec.dtype, row, spec.count);
       const Ranked ranked{key, spec.count == 1 ? one.sum : std::sqrt(one.squares)};
       if (std::isnan(ranked.value)) return;
-      if (best.size() == k && (k == 0 || !before(ranked, best.front()))) return;
+      if (best.size() == k && (k == 0 || !ranks_before(ranked, best.front()))) return;
       if (best.size() == k) {
-        std::pop_heap(best.begin(), best.end(), before);
+        std::pop_heap(best.begin(), best.end(), ranks_before);
         best.pop_back();
       }
       best.push_back(ranked);
-      std::push_heap(best.begin(), best.end(), before);
+      std::push_heap(best.begin(), best.end(), ranks_before);
     });
   }
-  std::sort_heap(best.begin(), best.end(), before);
+  std::sort_heap(best.begin(), best.end(), ranks_before);
   return best;
 }
 

@@ -6,14 +6,14 @@
 #include <stdexcept>
 #include <utility>
 
-#include "kernels.h"
 #include "store/encoding.h"
-#include "store/query.h"
-#include "store/row_query.h"
 #include "store/wire.h"
 
 namespace commute {
 namespace {
+
+// Rows of a slot for which somebody may ask room at once.
+constexpr uint64_t kRoomMax = 1 << 26;
 
 bool is_known(StoreKind kind) {
   return kind <= StoreKind::kLoad;
@@ -397,7 +397,8 @@ void Shard::load(int link, const StoreHeader& header, Bytes payload, Desk& desk)
     if (!with.list) return queue(link, answer(header, StoreKind::kUnknown, desk));
     if (payload.size() != with.list->keys.size() * desk.spec().layout().bytes)
       throw std::invalid_argument("saved rows have another length");
-    if (!with.list->keys.empty()) desk.rows->reserve(with.list->keys.front(), header.version);
+    const size_t expected = std::min(header.version, kRoomMax);
+    if (!with.list->keys.empty()) desk.rows->reserve(with.list->keys.front(), expected);
   } else if (payload.size() != sizeof(SavedArray) + desk.part->value.size()) {
     throw std::invalid_argument("a saved array has another length");
   }
