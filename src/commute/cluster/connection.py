@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that carries control frames, as asyncio sees it; who keeps it decides.
+"""Connections that carry control frames, as asyncio sees them, and who keeps them.
+
+A keeper has a pure machine: what happens on its connections, and the passing of time, are events
+for it; what it answers is carried out. All methods of a keeper belong to one event loop.
 
 What could not be written yet is held by asyncio's transport, so a slow client never blocks another;
 one that lets more than UNSENT_BYTES_MAX pile up is cut off.
@@ -12,14 +15,15 @@ import contextlib
 import logging
 import os
 import socket
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from commute.cluster.control import ControlError, Decoder, Frame, encode, encode_message
-from commute.cluster.coordinator import Received
+from commute.cluster.coordinator import Close, Closed, Received, Send, Tick
 
-__all__ = ["ControlConnection", "Keeper", "keep_alive"]
+__all__ = ["ControlConnection", "Keeper"]
 
 # A member reads its frames or is stopped; a stopped one is declared lost long before this.
 UNSENT_BYTES_MAX: Final = 32 << 20
@@ -29,14 +33,70 @@ FLUSH_SECONDS: Final = 2.0
 _log = logging.getLogger("commute.cluster")
 
 
-class Keeper(Protocol):
-    """Who is told what happens on a connection."""
+class Machine(Protocol):
+    """Pure logic, as coordinator.py and observers.py have it."""
 
-    def arrived(self, connection: ControlConnection, event: Any) -> None: ...
+    def step(self, event: Any, now: float, /) -> Iterable[Any]: ...
 
-    def step(self, event: Any) -> None: ...
 
-    def gone(self, number: int, cause: str) -> None: ...
+_M = TypeVar("_M", bound=Machine)
+
+
+class Keeper(Generic[_M]):
+    """Sockets and time for a machine.
+
+    Attributes:
+        machine: it decides.
+    """
+
+    def __init__(self, machine: _M) -> None:
+        self.machine = machine
+        self._connections: dict[int, ControlConnection] = {}
+        self._count = 0
+
+    async def _keep(self, raw: socket.socket, event_of: Callable[[int], Any]) -> None:
+        """From here on it carries control frames; the machine hears `event_of(its number)`."""
+        _keep_alive(raw)
+        self._count += 1
+        number = self._count
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: ControlConnection(self, number, event_of(number)), raw
+        )
+
+    async def _tick_forever(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self.step(Tick())
+
+    def step(self, event: Any) -> None:
+        """Give an event to the machine and carry out what it answers."""
+        for effect in self.machine.step(event, asyncio.get_running_loop().time()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Any) -> None:
+        match effect:
+            case Send(number, message):
+                if (connection := self._connections.get(number)) is not None:
+                    connection.send(message)
+            case Close(number):
+                if (connection := self._connections.pop(number, None)) is not None:
+                    connection.finish()
+            case _:
+                self._do(effect)
+
+    def _do(self, effect: Any) -> None:
+        """Carry out what is not about a connection."""
+        raise NotImplementedError
+
+    def arrived(self, connection: ControlConnection, event: Any) -> None:
+        """A connection is ready; nothing was read from it yet, so nothing can be missed."""
+        self._connections[connection.number] = connection
+        self.step(event)
+
+    def gone(self, number: int, cause: str) -> None:
+        """A connection ended by itself."""
+        if self._connections.pop(number, None) is not None:
+            self.step(Closed(number, cause))
 
 
 class ControlConnection(asyncio.Protocol):
@@ -46,7 +106,7 @@ class ControlConnection(asyncio.Protocol):
         event: what the keeper is told when it is there.
     """
 
-    def __init__(self, server: Keeper, number: int, event: Any) -> None:
+    def __init__(self, server: Keeper[Any], number: int, event: Any) -> None:
         self.number = number
         self._server = server
         self._event = event
@@ -106,7 +166,7 @@ def _reason(error: Exception | None) -> str:
     return str(error) if error is not None else ""
 
 
-def keep_alive(raw: socket.socket) -> None:
+def _keep_alive(raw: socket.socket) -> None:
     """Let the kernel notice when the other host is gone."""
     # Only for those who send no heartbeat: launchers, and processes whose world still forms.
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

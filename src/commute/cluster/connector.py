@@ -171,11 +171,7 @@ class Connector:
         *,
         check: Callable[[], None] | None = None,
     ) -> _T:
-        """Run on the loop thread and wait for the result.
-
-        The wait is cut into slices: between them Ctrl-C works and `check` may raise; the work is
-        cancelled then.
-        """
+        """Run on the loop thread and wait for the result, as `LoopThread.run` does."""
         return self._thread.run(work, check=check)
 
     async def listen(self, host: str) -> tuple[str, int]:

@@ -30,7 +30,7 @@ from commute.cluster.auth import (
     read_exactly,
 )
 from commute.cluster.channels import STORE_PURPOSES, Channels
-from commute.cluster.connection import ControlConnection, keep_alive
+from commute.cluster.connection import Keeper
 from commute.cluster.control import (
     HELLO_BYTES_MAX,
     LENGTH_BYTES,
@@ -39,7 +39,6 @@ from commute.cluster.control import (
     decode_length,
     decode_observe,
 )
-from commute.cluster.coordinator import Close, Closed, Send, Tick
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, listen
 from commute.cluster.neighbours import Neighbours
 from commute.cluster.observers import (
@@ -47,7 +46,6 @@ from commute.cluster.observers import (
     Arrived,
     Came,
     Effect,
-    Event,
     Gone,
     Observers,
     Place,
@@ -72,7 +70,7 @@ class Host(Protocol):
     def add_channel(self, shard: int, socket: int, segment: int, worker: int, /) -> None: ...
 
 
-class Reception:
+class Reception(Keeper[Observers]):
     """Lets clients in, and tells the host who came and went.
 
     Args:
@@ -89,7 +87,7 @@ class Reception:
         status: Callable[[], bytes],
         log: Callable[[str], None],
     ) -> None:
-        self.machine = Observers(place)
+        super().__init__(Observers(place))
         self._key = check_token(token)
         self._place = place
         self._host = host
@@ -98,8 +96,6 @@ class Reception:
         self._gate: Gate | None = None
         self._neighbours: Neighbours | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._connections: dict[int, ControlConnection] = {}
-        self._count = 0
         self._channels = Channels(self._never, lambda key: [])
         self._channels.serve(host.add_channel, range(place.shards))
 
@@ -120,7 +116,7 @@ class Reception:
             self._neighbours.decline()  # it has no outbox, only channels
         except OSError as error:
             self._log(f"there is no shared memory with clients on this host: {error}")
-        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever(TICK_SECONDS))
         return str(found), int(bound)
 
     async def close(self, why: str) -> None:
@@ -154,12 +150,7 @@ class Reception:
 
     async def _admit_observer(self, raw: socket.socket) -> None:
         observe = await self._read_observe(raw)
-        keep_alive(raw)
-        self._count += 1
-        event = Arrived(self._count, observe)
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: ControlConnection(self, event.connection, event), raw
-        )
+        await self._keep(raw, lambda number: Arrived(number, observe))
 
     async def _read_observe(self, raw: socket.socket) -> Observe:
         try:
@@ -196,39 +187,11 @@ class Reception:
     def _never(peer: int, purpose: Purpose) -> Introduction:
         raise AssertionError("a server dials nobody")
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self.step(Tick())
-
-    # The keeper of connections (see connection)
-
-    def step(self, event: Event) -> None:
-        """Give an event to the logic and carry out what it answers."""
-        for effect in self.machine.step(event, asyncio.get_running_loop().time()):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
+    def _do(self, effect: Effect) -> None:
         match effect:
-            case Send(number, message):
-                if (connection := self._connections.get(number)) is not None:
-                    connection.send(message)
-            case Close(number):
-                if (connection := self._connections.pop(number, None)) is not None:
-                    connection.finish()
             case Came(observer):
                 self._host.on_came(observer.number)
                 self._log(f"{observer} has come")
             case Gone(observer, why):
                 self._host.on_gone(observer.number)
                 self._log(f"{observer} {why}")
-
-    def arrived(self, connection: ControlConnection, event: Arrived) -> None:
-        """A connection is ready; nothing was read from it yet, so nothing can be missed."""
-        self._connections[connection.number] = connection
-        self.step(event)
-
-    def gone(self, number: int, cause: str) -> None:
-        """A connection ended by itself."""
-        if self._connections.pop(number, None) is not None:
-            self.step(Closed(number, cause))

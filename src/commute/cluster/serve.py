@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The coordinator as a server: sockets and time for the logic in coordinator.py.
 
-A connection: gate (handshake) -> a member says Hello, a launcher nothing -> control frames. From
-there on asyncio's transports hold what could not be written yet, so a slow client never blocks
-another; one that lets more than UNSENT_BYTES_MAX pile up is cut off.
+A connection: gate (handshake) -> a member says Hello, a launcher nothing -> control frames (see
+connection).
 
 All methods belong to one event loop. `CoordinatorServer` is for a launcher that runs one; under
 other launchers rank 0 starts this module as a process of its own:
@@ -41,7 +40,7 @@ from commute.cluster.auth import (
     check_token,
     read_exactly,
 )
-from commute.cluster.connection import ControlConnection, keep_alive
+from commute.cluster.connection import Keeper
 from commute.cluster.control import (
     HELLO_BYTES_MAX,
     LENGTH_BYTES,
@@ -51,16 +50,11 @@ from commute.cluster.control import (
     decode_length,
 )
 from commute.cluster.coordinator import (
-    Close,
-    Closed,
     Coordinator,
     Effect,
-    Event,
     Failed,
     Joined,
     Notice,
-    Send,
-    Tick,
     Watched,
 )
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, listen
@@ -81,7 +75,7 @@ def _print_notice(text: str) -> None:
         print(f"commute: {text}", file=sys.stderr, flush=True)
 
 
-class CoordinatorServer:
+class CoordinatorServer(Keeper[Coordinator]):
     """Serves the worlds of one run; use it from one event loop.
 
     Attributes:
@@ -98,17 +92,15 @@ class CoordinatorServer:
         on_notice: Callable[[str], None] = _print_notice,
         handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
+        super().__init__(Coordinator())
         check_run(run)
         self.on_failure = on_failure
         self.on_notice = on_notice
-        self.machine = Coordinator()
         self._key = check_token(token)
         self._run = run
         self._handshake_seconds = handshake_seconds
         self._gate: Gate | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._connections: dict[int, ControlConnection] = {}
-        self._count = 0
 
     async def start(self, bind_host: str, port: int = 0) -> tuple[str, int]:
         """Listen; returns the address, with the port that port 0 became.
@@ -127,7 +119,7 @@ class CoordinatorServer:
         self._gate = Gate(
             listener, self._key, self._run, self._admit, handshake_seconds=self._handshake_seconds
         )
-        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever(TICK_SECONDS))
         host, bound = listener.getsockname()[:2]
         return str(host), int(bound)
 
@@ -179,12 +171,7 @@ class CoordinatorServer:
                 pass
             case role, purpose:
                 raise HandshakeError(f"role {role:d} has no purpose {purpose:d} here")
-        keep_alive(raw)
-        self._count += 1
-        number = self._count
-        arrived = Watched(number) if hello is None else Joined(number, hello)
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: ControlConnection(self, number, arrived), raw)
+        await self._keep(raw, lambda number: Joined(number, hello) if hello else Watched(number))
 
     async def _read_hello(self, raw: socket.socket, introduction: Introduction) -> Hello:
         try:
@@ -198,24 +185,8 @@ class CoordinatorServer:
             raise HandshakeError(f"rank {introduction.rank} said it is rank {hello.rank}")
         return hello
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self.step(Tick())
-
-    def step(self, event: Event) -> None:
-        """Give an event to the logic and carry out what it answers."""
-        for effect in self.machine.step(event, asyncio.get_running_loop().time()):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
+    def _do(self, effect: Effect) -> None:
         match effect:
-            case Send(number, message):
-                if (connection := self._connections.get(number)) is not None:
-                    connection.send(message)
-            case Close(number):
-                if (connection := self._connections.pop(number, None)) is not None:
-                    connection.finish()
             case Notice(text):
                 self._call_back(self.on_notice, text)
             case Failed():
@@ -225,16 +196,6 @@ class CoordinatorServer:
         # By the loop, which logs what a callback raises: it must not cut the step short.
         if callback is not None:
             asyncio.get_running_loop().call_soon(callback, argument)
-
-    def arrived(self, connection: ControlConnection, event: Joined | Watched) -> None:
-        """A connection is ready; nothing was read from it yet, so nothing can be missed."""
-        self._connections[connection.number] = connection
-        self.step(event)
-
-    def gone(self, number: int, cause: str) -> None:
-        """A connection ended by itself."""
-        if self._connections.pop(number, None) is not None:
-            self.step(Closed(number, cause))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

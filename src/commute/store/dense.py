@@ -14,8 +14,7 @@ from commute._arrays import Buffer, reading
 from commute._errors import ArrayError
 from commute._handle import Handle
 from commute._runner import SLICE_SECONDS
-from commute.store.table import StoreHandle, Table, TableInfo, number_as
-from commute.store.updates import core_update
+from commute.store.table import StoreHandle, Table, number_as
 
 if TYPE_CHECKING:
     from commute.store.store import Store
@@ -176,24 +175,10 @@ class DenseTable(Table):
         indices, values = self._ranked(k)
         return indices.astype(np.int64), values
 
-    def info(self) -> TableInfo:
-        """Bytes, update, where it lives, and what this worker has done with it."""
-        return TableInfo(
-            name=self.name,
-            shape=self.shape,
-            dtype=self.dtype,
-            bytes=math.prod(self.shape) * self._item_bytes(),
-            update=core_update(self._update).describe(),
-            reduce=self._reduce,
-            staleness=self._staleness,
-            clock=self._endpoint.clock(self._number),
-            slots=self._places(),
-            copies=self._copies,
-            copied_bytes=self._copied_bytes,
-            cache_hits=self._endpoint.cache_hits(self._number),
-        )
-
     # ---- within ----
+
+    def _extent(self) -> tuple[tuple[int, ...], int, int | None]:
+        return self.shape, math.prod(self.shape) * self._item_bytes(), None
 
     def _left(self) -> None:
         self._plain = None

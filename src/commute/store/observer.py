@@ -8,7 +8,6 @@ wait for a part ask the directory to name one of them in its place.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,16 +101,14 @@ class ObserverStore(Store):
     def _declare(
         self, name: str, spec: _core.TableSpec, declaration: str, first: Any, timeout: float | None
     ) -> int:
-        limit = self.timeout if timeout is None else seconds(timeout)
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + (self.timeout if timeout is None else seconds(timeout))
         full_name, instead_of = f"{self.name}/{name}", -1
-        what = f"declaring table {name!r} on {self._links.me}"
         while True:
-            number = self._place(full_name, spec, declaration, instead_of, what, deadline)
+            number = self._place(full_name, spec, declaration, deadline, instead_of)
             if name in self._tables:
                 return number
             try:
-                self._make(full_name, spec, first, what, deadline)
+                self._make(full_name, spec, first, deadline, PATIENCE_SECONDS)
                 return number
             except PeerLostError as error:
                 if error.rank == self._links.rank:
@@ -121,34 +118,3 @@ class ObserverStore(Store):
                 if time.monotonic() >= deadline:
                     raise
                 instead_of = self._links.endpoint.maker_of(full_name)
-
-    def _place(
-        self,
-        full_name: str,
-        spec: _core.TableSpec,
-        declaration: str,
-        instead_of: int,
-        what: str,
-        deadline: float,
-    ) -> int:
-        """Ask the directory; the table's number."""
-        links = self._links
-        with links.calling():
-            call = links.endpoint.declare_table(full_name, spec, declaration, instead_of)
-        links.finish(call, what, _left(deadline))
-        return links.endpoint.table_of(full_name)
-
-    def _make(
-        self, full_name: str, spec: _core.TableSpec, first: Any, what: str, deadline: float
-    ) -> None:
-        """Make the parts, or wait until their maker has."""
-        links = self._links
-        address, nbytes = (0, 0) if first is None else (first.address, first.nbytes)
-        with links.calling():
-            call = links.endpoint.declare(full_name, spec, address, nbytes)
-        mine = links.endpoint.maker_of(full_name) == links.rank
-        links.finish(call, what, min(math.inf if mine else PATIENCE_SECONDS, _left(deadline)))
-
-
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

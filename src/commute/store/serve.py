@@ -61,6 +61,7 @@ class Serving:
 def serve(asked: Serving) -> int:
     """Serve until a signal comes; returns the exit code, 130 after Ctrl-C."""
     _raise_file_limit()
+    _core.keep_memory()
     replay, report = replay_of(os.environ.get("COMMUTE_REPLAYS"))
     server = _core.StoreServer(0, 0, asked.shards, asked.shards, SLOTS, False, replay)
     try:

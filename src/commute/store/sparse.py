@@ -20,8 +20,7 @@ from commute._arrays import Buffer, reading
 from commute._errors import ArrayError, SettingError
 from commute._handle import Handle
 from commute._runner import SLICE_SECONDS
-from commute.store.table import StoreHandle, Table, TableInfo, number_as
-from commute.store.updates import core_update
+from commute.store.table import StoreHandle, Table, number_as
 
 if TYPE_CHECKING:
     from commute.store.store import Store
@@ -231,26 +230,15 @@ class SparseTable(Table):
                 if len(block.keys):
                     yield block.keys, self._as_rows(block.columns[0], len(block.keys))
 
-    def info(self) -> TableInfo:
-        """Rows and bytes, update, where it lives, and what this worker has done with it."""
-        summaries = self._summaries()
-        return TableInfo(
-            name=self.name,
-            shape=(self.width,),
-            dtype=self.dtype,
-            bytes=sum(part[5] for part in summaries),
-            update=core_update(self._update).describe(),
-            reduce=self._reduce,
-            staleness=self._staleness,
-            clock=self._endpoint.clock(self._number),
-            slots=self._places(),
-            copies=self._copies,
-            copied_bytes=self._copied_bytes,
-            cache_hits=0,
-            rows=sum(part[4] for part in summaries),
-        )
-
     # ---- within ----
+
+    def _extent(self) -> tuple[tuple[int, ...], int, int | None]:
+        summaries = self._summaries()
+        return (
+            (self.width,),
+            sum(part[5] for part in summaries),
+            sum(part[4] for part in summaries),
+        )
 
     def _check_set(self, numbers: dict[str, Any]) -> None:
         if numbers.get("lr_decay") and self._spec.layout[2] < 0:
@@ -410,7 +398,8 @@ def _as_keys(keys: Any, here: str) -> np.ndarray[Any, Any]:
         )
     if keys.size > _KEYS_MAX:
         raise ArrayError(f"{here} expected at most {_KEYS_MAX} keys in a call, got {keys.size}")
-    return np.asarray(keys, dtype=np.uint64, order="C")  # of one key without an axis
+    # Not ascontiguousarray, which would give a single key an axis.
+    return np.asarray(keys, dtype=np.uint64, order="C")
 
 
 def _all_whole(keys: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -240,21 +241,48 @@ class Store:
     def _declare(
         self, name: str, spec: _core.TableSpec, declaration: str, first: Any, timeout: float | None
     ) -> int:
-        links, limit = self._links, self.timeout if timeout is None else seconds(timeout)
+        """All workers do this; the table's number."""
+        deadline = time.monotonic() + (self.timeout if timeout is None else seconds(timeout))
         full_name = f"{self.name}/{name}"
-        with links.calling():
-            call = links.endpoint.declare_table(full_name, spec, declaration)
-        what = f"declaring table {name!r} on {links.me}"
-        links.finish(call, what, limit)
-        number = links.endpoint.table_of(full_name)
+        number = self._place(full_name, spec, declaration, deadline)
         if name not in self._tables:
-            address = 0 if first is None else first.address
-            with links.calling():
-                call = links.endpoint.declare(
-                    full_name, spec, address, 0 if first is None else first.nbytes
-                )
-            links.finish(call, what, limit)
+            self._make(full_name, spec, first, deadline)
         return number
+
+    def _place(
+        self,
+        full_name: str,
+        spec: _core.TableSpec,
+        declaration: str,
+        deadline: float,
+        instead_of: int = -1,
+    ) -> int:
+        """Ask the directory; the table's number."""
+        links = self._links
+        with links.calling():
+            call = links.endpoint.declare_table(full_name, spec, declaration, instead_of)
+        links.finish(call, self._declaring(full_name), _left(deadline))
+        return links.endpoint.table_of(full_name)
+
+    def _make(
+        self,
+        full_name: str,
+        spec: _core.TableSpec,
+        first: Any,
+        deadline: float,
+        patience: float = math.inf,
+    ) -> None:
+        """Make the parts, or wait until their maker has; for another one only so long."""
+        links = self._links
+        address, nbytes = (0, 0) if first is None else (first.address, first.nbytes)
+        with links.calling():
+            call = links.endpoint.declare(full_name, spec, address, nbytes)
+        mine = links.endpoint.maker_of(full_name) == links.rank
+        limit = _left(deadline) if mine else min(patience, _left(deadline))
+        links.finish(call, self._declaring(full_name), limit)
+
+    def _declaring(self, full_name: str) -> str:
+        return f"declaring table {full_name.partition('/')[2]!r} on {self._links.me}"
 
     # ---- by name ----
 
@@ -399,6 +427,10 @@ class Store:
         self._links.check()
         if self._left:
             raise ClosedError(f"this worker has left the store {self.name!r}")
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _check_name(name: Any) -> None:

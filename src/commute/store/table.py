@@ -22,7 +22,7 @@ from commute._arrays import CODES, FLOATS, Buffer, overlap, writing
 from commute._errors import ArrayError, OperationTimeoutError, SettingError
 from commute._handle import Handle
 from commute.store.links import refusal, seconds
-from commute.store.updates import Update, with_set
+from commute.store.updates import Update, core_update, with_set
 
 if TYPE_CHECKING:
     from commute.store.store import Store
@@ -198,13 +198,32 @@ class Table:
         return sum(row[3] for row in self._summaries())
 
     def info(self) -> TableInfo:
-        """Bytes, update, where it lives, and what this worker has done with it."""
-        raise NotImplementedError
+        """Bytes and rows, update, where it lives, and what this worker has done with it."""
+        shape, size, rows = self._extent()
+        return TableInfo(
+            name=self.name,
+            shape=shape,
+            dtype=self.dtype,
+            bytes=size,
+            update=core_update(self._update).describe(),
+            reduce=self._reduce,
+            staleness=self._staleness,
+            clock=self._endpoint.clock(self._number),
+            slots=self._places(),
+            copies=self._copies,
+            copied_bytes=self._copied_bytes,
+            cache_hits=self._endpoint.cache_hits(self._number),
+            rows=rows,
+        )
 
     # ---- within ----
 
     def _left(self) -> None:
         """This worker has left the store."""
+
+    def _extent(self) -> tuple[tuple[int, ...], int, int | None]:
+        """Its shape, or that of a row; its bytes; and of a sparse one how many rows there are."""
+        raise NotImplementedError
 
     def _check_set(self, numbers: dict[str, Any]) -> None:
         """Whether these numbers of the update can be changed."""
