@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+
+import commute
 
 
 def say(**what):
@@ -54,3 +57,10 @@ def counted(value, size):
     """As `counts`, of a value that must be the same everywhere."""
     assert (value == value[0]).all(), "the parts of the table are of different rounds"
     return [int(each[0]) for each in counts(value, size)]
+
+
+def run_as_rank(functions):
+    """Runs the function that the first argument names, in a world; what it returns is said."""
+    with commute.init() as world:
+        found = functions[sys.argv[1]](world)
+    say(me=world.rank, fine=True, **(found or {}))

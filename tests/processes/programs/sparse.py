@@ -14,11 +14,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from saying import leave_file, ready, say, staleness_of, wait_for_file
+from saying import leave_file, ready, run_as_rank, say, staleness_of, wait_for_file
 from store_channels import Cutter, open_store
 from store_faults import outcome
-
-import commute
 
 COUNT = 30_000  # keys of a list: many messages to each shard
 
@@ -248,11 +246,5 @@ def interrupted(world):
     return {}
 
 
-def main():
-    with commute.init() as world:
-        found = globals()[sys.argv[1]](world)
-    say(me=world.rank, fine=True, **found)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_rank(globals())

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from saying import contribution, counted, ready, say, wait_for_file
+from saying import contribution, counted, ready, run_as_rank, say, wait_for_file
 
 import commute
 
@@ -249,9 +249,7 @@ def main():
         world = commute.init()
         say(me=world.rank, fine=True, **globals()[sys.argv[1]](world))
         return
-    with commute.init() as world:
-        found = globals()[sys.argv[1]](world)
-    say(me=world.rank, fine=True, **found)
+    run_as_rank(globals())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-from saying import contribution, counted, counts, ready, say, staleness_of, wait_for_file
+from saying import (
+    contribution,
+    counted,
+    counts,
+    ready,
+    run_as_rank,
+    say,
+    staleness_of,
+    wait_for_file,
+)
 
 import commute
 
@@ -268,11 +277,5 @@ def deaf(world):
     return {}
 
 
-def main():
-    with commute.init() as world:
-        found = globals()[sys.argv[1]](world)
-    say(me=world.rank, fine=True, **found)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_rank(globals())

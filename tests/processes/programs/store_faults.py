@@ -21,6 +21,7 @@ from saying import (
     counts,
     leave_file,
     ready,
+    run_as_rank,
     say,
     staleness_of,
     wait_for_file,
@@ -296,11 +297,5 @@ def slow(world):
     w.push(mine)
 
 
-def main():
-    with commute.init() as world:
-        globals()[sys.argv[1]](world)
-    say(me=world.rank, fine=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_rank(globals())
