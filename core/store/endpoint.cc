@@ -84,14 +84,13 @@ bool Endpoint::drive(std::unique_lock<std::mutex>& lock, Clock::time_point until
   waiters_ += !background;
   if (resting_) poller_->wake();  // the background thread gives way
   struct Leave {
-    int& waiters;
+    Endpoint& self;
     bool background;
-    std::condition_variable& changed;
     ~Leave() {
-      waiters -= !background;
-      changed.notify_all();
+      self.waiters_ -= !background;
+      self.tell_others();
     }
-  } leave{waiters_, background, changed_};
+  } leave{*this, background};
   for (;;) {
     if (failure_.code != FailureCode::kNone) {
       if (background) return false;
@@ -139,7 +138,12 @@ void Endpoint::rest(std::unique_lock<std::mutex>& lock, Clock::time_point until)
   }
   resting_ = false;
   retired_.clear();
+  tell_others();
+}
+
+void Endpoint::tell_others() {
   changed_.notify_all();
+  if (is_its_turn()) your_turn_.notify_one();
 }
 
 // --- moving ---
@@ -151,7 +155,7 @@ void Endpoint::after_call(Then then) {
   wants_background_ = true;
   if (!background_.joinable() && !closing_)
     background_ = std::thread([this] { background_loop(); });
-  changed_.notify_all();
+  tell_others();
 }
 
 bool Endpoint::turn() {
@@ -227,10 +231,7 @@ bool Endpoint::turn_embedded() {
 void Endpoint::background_loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] {
-      return closing_ || (wants_background_ && waiters_ == 0 && !resting_ &&
-                          failure_.code == FailureCode::kNone);
-    });
+    your_turn_.wait(lock, [this] { return is_its_turn(); });
     if (closing_) return;
     const auto until = Clock::now() + kSlice;
     if (drive(lock, until, true, [this] { return client_.quiet(); })) wants_background_ = false;
@@ -254,7 +255,7 @@ void Endpoint::close() {
   fail({FailureCode::kClosed, -1, -1, 0, "the store is closed"});
   std::unique_lock lock(mutex_);
   closing_ = true;
-  changed_.notify_all();
+  tell_others();
   poller_->wake();
   while (resting_ || waiters_ > 0) {
     poller_->wake();

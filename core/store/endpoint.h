@@ -105,13 +105,22 @@ class Endpoint {
   void tell_core();
   bool turn_embedded();
   void retire(size_t shard);
+  // Whether the background thread has something to do, and nobody else does it.
+  bool is_its_turn() const {
+    return closing_ ||
+           (wants_background_ && waiters_ == 0 && !resting_ && failure_.code == FailureCode::kNone);
+  }
+  void tell_others();
   void background_loop();
 
   std::shared_ptr<Poller> poller_ = std::make_shared<Poller>();
   const int pid_;  // of the process that made it: a forked child must not touch it
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;  // for those who wait while another rests
+  // The background thread's own: woken at every rest of another it would take a core from those
+  // who work (10,000 rows in 2 ms instead of 1).
+  std::condition_variable your_turn_;
   Client client_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard
   std::vector<std::unique_ptr<Channel>> retired_;

@@ -335,13 +335,19 @@ void gather_rows(const KeyOrder& order, const TableSpec& spec, size_t first, siz
   });
 }
 
+// Rows whose place is fetched before they are written there.
+constexpr size_t kWriteAhead = 16;
+
 void scatter_rows(const KeyOrder& order, size_t row_bytes, size_t first, size_t count,
                   const std::byte* rows, std::byte* given) {
   const uint32_t* const sources = order.sources.data();
   with_row_bytes(row_bytes, [&](auto row_bytes) {
     if (!order.repeats()) {
-      for (size_t i = 0; i < count; ++i)
+      for (size_t i = 0; i < count; ++i) {
+        if (i + kWriteAhead < count)
+          __builtin_prefetch(given + sources[first + i + kWriteAhead] * row_bytes, 1);
         std::memcpy(given + sources[first + i] * row_bytes, rows + i * row_bytes, row_bytes);
+      }
       return;
     }
     for (size_t i = 0; i < count; ++i) {

@@ -10,14 +10,23 @@
 
 namespace commute {
 
-// A row that is needed goes through three stations: its bucket is fetched from memory, then found
-// in it and itself fetched, then used. `advance` brings as many as are wanted through the first
-// two, the first station well ahead of the second, so that fetching takes its time beside other
-// work.
+// A row that is needed goes through stations, each of which reads what an earlier one has fetched
+// from memory:
+//
+//   slot      the slot's Rows          page      its table of pages of buckets
+//   bucket    of the key               find      in the bucket; the table of the arena's blocks
+//   row       itself                   then it is used
+//
+// `advance` brings as many rows as are wanted through the stations, each well ahead of the next, so
+// that fetching takes its time beside other work. Left to themselves the tables are as slow as the
+// rows: there are a thousand slots, and a call touches all of them for a few rows each.
 class RowDesk::Fetcher {
  public:
-  static constexpr size_t kRowAhead = 16;
-  static constexpr size_t kBucketAhead = 2 * kRowAhead;
+  static constexpr size_t kRowAhead = 12;
+  static constexpr size_t kFindAhead = 20;
+  static constexpr size_t kBucketAhead = 36;
+  static constexpr size_t kPageAhead = 44;
+  static constexpr size_t kSlotAhead = 56;
 
   // `places` are filled in, or with `known` taken as they are. `bytes` of each row will be used.
   Fetcher(const RowDesk& desk, std::span<const uint64_t> keys, Rows::Place* places, bool known,
@@ -29,35 +38,46 @@ class RowDesk::Fetcher {
     uint64_t rest;
   };
 
-  // Rows before `end` are about to be used; the last kRing - kBucketAhead of them can be asked for.
+  // Rows before `end` are about to be used; the last kRing - kSlotAhead of them can be asked for.
   void advance(size_t end) {
-    const size_t fetch = std::min(keys_.size(), end + kBucketAhead);
-    const size_t find = std::min(keys_.size(), end + kRowAhead);
     const auto slots = static_cast<uint32_t>(desk_.rows_.size());
-    for (; fetched_ < fetch; ++fetched_) {
-      const uint64_t hash = hash_of(keys_[fetched_]);
-      Row& row = ring_[fetched_ % kRing];
+    to(end + kSlotAhead, slots_, [&](size_t i) {
+      const uint64_t hash = hash_of(keys_[i]);
+      Row& row = ring_[i % kRing];
       row = {desk_.rows_[slot_of(hash, slots)], rest_of(hash, slots)};
-      if (!known_) row.rows->prefetch(row.rest);
+      row.rows->prefetch();
+    });
+    if (!known_) {
+      to(end + kPageAhead, pages_, [&](size_t i) { at(i).rows->prefetch_page(at(i).rest); });
+      to(end + kBucketAhead, buckets_, [&](size_t i) { at(i).rows->prefetch_bucket(at(i).rest); });
     }
-    for (; found_ < find; ++found_) {
-      const Row& row = ring_[found_ % kRing];
-      if (!known_) places_[found_] = row.rows->find(keys_[found_], row.rest);
-      row.rows->prefetch_row(places_[found_], bytes_);
-    }
+    to(end + kFindAhead, found_, [&](size_t i) {
+      if (!known_) places_[i] = at(i).rows->find(keys_[i], at(i).rest);
+      at(i).rows->prefetch_block(places_[i]);
+    });
+    to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
   }
-  const Row& operator[](size_t i) const { return ring_[i % kRing]; }
+  const Row& at(size_t i) const { return ring_[i % kRing]; }
 
   static constexpr size_t kRing = 128;
 
  private:
+  template <class F>
+  void to(size_t end, size_t& passed, F station) const {
+    for (end = std::min(end, keys_.size()); passed < end; ++passed) station(passed);
+  }
+
   const RowDesk& desk_;
   std::span<const uint64_t> keys_;
   Rows::Place* places_;
   const bool known_;
   const size_t bytes_;
-  size_t fetched_ = 0;
+  // How many have passed each station.
+  size_t slots_ = 0;
+  size_t pages_ = 0;
+  size_t buckets_ = 0;
   size_t found_ = 0;
+  size_t rows_ = 0;
   Row ring_[kRing];
 };
 
@@ -135,7 +155,7 @@ std::vector<std::byte> RowDesk::values(KeyList& list) {
   Fetcher fetcher(*this, keys, list.places.data(), known, row_bytes);
   for (size_t i = 0; i < count; ++i) {
     fetcher.advance(i);
-    const auto& [rows, rest] = fetcher[i];
+    const auto& [rows, rest] = fetcher.at(i);
     rows->copy_value(keys[i], rest, list.places[i], values.data() + i * row_bytes);
   }
   return spec().wire == spec().dtype ? values : narrowed(spec().wire, values);

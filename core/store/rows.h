@@ -104,9 +104,20 @@ class Rows {
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
 
-  // `rest` is rest_of(hash_of(key)). A look-up in three steps, so that many can be under way.
-  void prefetch(uint64_t rest) const;
+  // A look-up in steps, so that many can be under way: each fetches what the next one reads.
+  // `rest` is rest_of(hash_of(key)).
+  void prefetch() const { __builtin_prefetch(this), __builtin_prefetch(&value_bytes_); }
+  void prefetch_page(uint64_t rest) const {
+    __builtin_prefetch(index_.data() + (home_of(rest) >> page_shift_));
+  }
+  void prefetch_bucket(uint64_t rest) const;
   Place find(uint64_t key, uint64_t rest) const;
+  // Any place: fetching from nowhere does nothing, and asking first costs more.
+  void prefetch_block(Place place) const {
+    const auto table = reinterpret_cast<uintptr_t>(blocks_.data());
+    __builtin_prefetch(reinterpret_cast<const void*>(table + (size_t{place} >> block_shift_) *
+                                                                 sizeof blocks_.front()));
+  }
   // `bytes` of it: the value, or all.
   void prefetch_row(Place place, size_t bytes) const;
 

@@ -341,7 +341,7 @@ TEST(an_absent_place_is_no_proof) {
     pair.check_all();
     CHECK(pair.rows.at(Rows::kAbsent, 5) == nullptr);
     CHECK(pair.rows.at(Rows::kUnknown, 5) == nullptr);
-    pair.rows.prefetch(pair.rest(5));
+    pair.rows.prefetch_bucket(pair.rest(5));
     pair.rows.prefetch_row(Rows::kAbsent, 64);
     pair.rows.prefetch_row(pair.find(5), 64);
   }
@@ -349,7 +349,7 @@ TEST(an_absent_place_is_no_proof) {
 
 TEST(nothing_is_taken_before_the_first_row) {
   Pair pair(RowLayout(Dtype::kFloat32, 16, update_of(UpdateKind::kSum), false));
-  pair.rows.prefetch(pair.rest(1));
+  pair.rows.prefetch_bucket(pair.rest(1));
   pair.check(1);
   pair.drop(1);
   CHECK(pair.rows.keys().empty());
