@@ -17,7 +17,7 @@ namespace commute {
 namespace {
 
 // Of keys and rows in one message: small enough that a call is many, which overlap.
-constexpr size_t kMessageBytes = 32 << 10;
+constexpr size_t kMessageBytes = 64 << 10;
 // Digests of lists that shards were asked to remember; beyond that all are forgotten.
 constexpr size_t kKnownMax = 1 << 16;
 
