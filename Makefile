@@ -12,7 +12,7 @@ CMAKE = .venv/bin/cmake
 CTEST = .venv/bin/ctest --output-on-failure --no-tests=error
 JOBS ?= $(shell nproc)
 RINGS = $(wildcard tests/pure tests/simulated tests/threads tests/processes)
-CORE = $(wildcard core/*.cc core/*.h core/store/*.cc core/store/*.h core/bindings/*.cc core/bindings/*.h core/tests/*.cc core/tests/*.h)
+CORE = $(wildcard core/*.cc core/*.h core/store/*.cc core/store/*.h core/learn/*.cc core/learn/*.h core/bindings/*.cc core/bindings/*.h core/tests/*.cc core/tests/*.h)
 BUILD_INPUTS = pyproject.toml CMakeLists.txt core/CMakeLists.txt build/files.txt \
   $(filter-out core/tests/%,$(CORE))
 TYPED = $(wildcard src benchmarks examples)
@@ -23,7 +23,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core check format sanitize bench build clean FORCE
+.PHONY: help demo demo-net test test-core check format sanitize bench build clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -34,8 +34,11 @@ help:  ## show this list
 	@echo "The first call sets everything up in .venv, which takes a few minutes. To try one test:"
 	@echo "  make build && .venv/bin/pytest tests/pure -k ring"
 
-demo: .venv/.build  ## four workers train a net and reduce arrays, one is killed: the tour in a minute
+demo: .venv/.build  ## clicks with 10 million features, learned by 2 workers and a server in a minute
 	@.venv/bin/python examples/demo.py
+
+demo-net: .venv/.build  ## four workers train a net and reduce arrays, one is killed, in a minute
+	@.venv/bin/python examples/demo_net.py
 
 test: .venv/.build .venv/.mpi test-core  ## all tests: the C++ core's own, then the four rings
 	.venv/bin/python -m pytest --durations=15 --durations-min=0.25 $(RINGS) $(TESTFLAGS)

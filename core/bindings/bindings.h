@@ -38,5 +38,7 @@ void bind_plain_table(nanobind::module_& module);
 void bind_store_machines(nanobind::module_& module);
 void bind_saving_files(nanobind::module_& module);
 void bind_store_status(nanobind::module_& module);
+void bind_learn(nanobind::module_& module);
+void bind_linear(nanobind::module_& module);
 
 }  // namespace commute::bindings

@@ -14,4 +14,6 @@ NB_MODULE(_core, module) {
   bind_kernels(module);
   bind_control(module);
   bind_store(module);
+  bind_learn(module);
+  bind_linear(module);
 }
