@@ -31,7 +31,12 @@ class RowDesk::Fetcher {
   // `places` are filled in, or with `known` taken as they are. `bytes` of each row will be used.
   Fetcher(const RowDesk& desk, std::span<const uint64_t> keys, Rows::Place* places, bool known,
           size_t bytes)
-      : desk_(desk), keys_(keys), places_(places), known_(known), bytes_(bytes) {}
+      : desk_(desk),
+        keys_(keys),
+        places_(places),
+        known_(known),
+        inline_(desk.spec().layout().is_inline),
+        bytes_(bytes) {}
 
   struct Row {
     Rows* rows;
@@ -55,7 +60,9 @@ class RowDesk::Fetcher {
       if (!known_) places_[i] = at(i).rows->find(keys_[i], at(i).rest);
       at(i).rows->prefetch_block(places_[i]);
     });
-    to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
+    // A row in its bucket was fetched with it.
+    if (known_ || !inline_)
+      to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
   }
   const Row& at(size_t i) const { return ring_[i % kRing]; }
 
@@ -71,6 +78,7 @@ class RowDesk::Fetcher {
   std::span<const uint64_t> keys_;
   Rows::Place* places_;
   const bool known_;
+  const bool inline_;
   const size_t bytes_;
   // How many have passed each station.
   size_t slots_ = 0;

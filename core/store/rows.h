@@ -86,8 +86,8 @@ struct RowLayout {
   ptrdiff_t touched_at;  // uint32; -1: none
   size_t bytes;          // of the row
   bool is_inline;
-  size_t bucket_bytes;  // 64, 128 or 256
-  uint32_t entries;     // of a bucket
+  size_t bucket_bytes = 0;  // 64, 128 or 256
+  uint32_t entries = 0;     // of a bucket
 };
 
 class Rows {
