@@ -161,6 +161,14 @@ class SparseTable(Table):
         value = (result, self._ticket(keys, order, shape)) if ticket else result
         return StoreHandle(self, call, f"pull of {self.name!r}", value)
 
+    def ticket(self, keys: Any) -> Ticket:
+        """The keys put in order, to be pulled and pushed by; nothing is sent.
+
+        Putting them in order is a good part of the work of a call. Any thread may do it ahead.
+        """
+        order, shape = self._order(keys, "ticket")
+        return self._ticket(keys, order, shape)
+
     def push_pull(
         self,
         keys: Any,
