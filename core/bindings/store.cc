@@ -172,12 +172,13 @@ void bind_calls(nb::class_<Endpoint>& endpoint) {
            nb::arg("kept"), nb::arg("arrays").none())
       .def(
           "ask",
-          [](Endpoint& self, uint32_t table, uint64_t top) {
+          [](Endpoint& self, uint32_t table, uint64_t top, bool sizes) {
             return self.call(Endpoint::Then::kReturn, [&](Client& client) {
+              if (sizes) return client.ask(table, kStoreSummary, kStoreSizes);
               return client.ask(table, top == 0 ? kStoreSummary : kStoreTop, top);
             });
           },
-          nb::arg("table"), nb::arg("top"), Release())
+          nb::arg("table"), nb::arg("top"), nb::arg("sizes") = false, Release())
       .def(
           "set",
           [](Endpoint& self, uint32_t table, const Update& update) {

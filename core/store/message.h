@@ -65,6 +65,7 @@ constexpr uint8_t kStorePiece = 1;    // push: a piece of the contribution being
 constexpr uint8_t kStoreWants = 2;    // push: answer with the value, as to a pull after it
 constexpr uint8_t kStoreMaker = 4;    // declare: the first value is in the payload
 constexpr uint8_t kStoreSummary = 8;  // pull: sum, squares and so on instead of the value
+constexpr uint64_t kStoreSizes = 1;   // as its version: of rows only how many, and their bytes
 constexpr uint8_t kStoreTop = 16;     // pull: the `version` elements of largest magnitude
 constexpr uint8_t kStoreItems = 32;   // pull: what is saved: rows with their state from the hash
                                       // `version` on, or the dense part's array number `version`

@@ -52,10 +52,12 @@ class RowDesk::Fetcher {
       row = {desk_.rows_[slot_of(hash, slots)], rest_of(hash, slots)};
       row.rows->prefetch();
     });
-    if (!known_) {
-      to(end + kPageAhead, pages_, [&](size_t i) { at(i).rows->prefetch_page(at(i).rest); });
-      to(end + kBucketAhead, buckets_, [&](size_t i) { at(i).rows->prefetch_bucket(at(i).rest); });
-    }
+    to(end + kPageAhead, pages_, [&](size_t i) {
+      if (is_looked_up(i)) at(i).rows->prefetch_page(at(i).rest);
+    });
+    to(end + kBucketAhead, buckets_, [&](size_t i) {
+      if (is_looked_up(i)) at(i).rows->prefetch_bucket(at(i).rest);
+    });
     to(end + kFindAhead, found_, [&](size_t i) {
       if (!known_) places_[i] = at(i).rows->find(keys_[i], at(i).rest);
       at(i).rows->prefetch_block(places_[i]);
@@ -69,6 +71,9 @@ class RowDesk::Fetcher {
   static constexpr size_t kRing = 128;
 
  private:
+  // A row that was not there may have to be made.
+  bool is_looked_up(size_t i) const { return !known_ || places_[i] == Rows::kAbsent; }
+
   template <class F>
   void to(size_t end, size_t& passed, F station) const {
     for (end = std::min(end, keys_.size()); passed < end; ++passed) station(passed);
@@ -164,7 +169,11 @@ std::vector<std::byte> RowDesk::values(KeyList& list) {
   for (size_t i = 0; i < count; ++i) {
     fetcher.advance(i);
     const auto& [rows, rest] = fetcher.at(i);
-    rows->copy_value(keys[i], rest, list.places[i], values.data() + i * row_bytes);
+    std::byte* const to = values.data() + i * row_bytes;
+    if (!known && list.places[i] == Rows::kAbsent)  // a moment ago
+      rows->copy_initial(keys[i], to);
+    else
+      rows->copy_value(keys[i], rest, list.places[i], to);
   }
   return spec().wire == spec().dtype ? values : narrowed(spec().wire, values);
 }

@@ -8,13 +8,14 @@
 
 namespace commute {
 
-RowSummary summarize_rows(const RowParts& parts) {
+RowSummary summarize_rows(const RowParts& parts, bool sizes_only) {
   RowSummary all;
   for (const Slot::Part* part : parts) {
     const TableSpec& spec = part->spec;
-    part->rows->each([&](uint64_t, const std::byte* row) {
-      all.values += summarize(spec.dtype, row, spec.count);
-    });
+    if (!sizes_only)
+      part->rows->each([&](uint64_t, const std::byte* row) {
+        all.values += summarize(spec.dtype, row, spec.count);
+      });
     all.rows += part->rows->size();
     all.bytes += part->rows->memory();
   }

@@ -17,7 +17,8 @@ struct RowSummary {
   uint64_t rows = 0;
   uint64_t bytes = 0;  // of memory: keys, values, states and what finding them takes
 };
-RowSummary summarize_rows(const RowParts& parts);
+// With `sizes_only` the rows themselves are not read: a shard of millions serves others meanwhile.
+RowSummary summarize_rows(const RowParts& parts, bool sizes_only);
 
 // The rows of largest Euclidean norm, as `index` the key; rows of one element by its magnitude, and
 // with its sign.

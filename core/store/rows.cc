@@ -229,6 +229,8 @@ Rows::Rows(const RowLayout& layout, const Initial& initial, double first_state, 
       payload_bytes_(static_cast<uint16_t>(inline_ ? layout.bytes : sizeof(uint32_t))),
       row_bytes_(static_cast<uint32_t>(layout.bytes)),
       value_bytes_(static_cast<uint32_t>(layout.value_bytes)),
+      zeros_(initial.kind == Initial::Kind::kConstant && std::bit_cast<uint64_t>(initial.a) == 0 &&
+             std::bit_cast<uint64_t>(first_state) == 0),
       slots_(slots),
       layout_(layout),
       initial_(initial),
@@ -295,7 +297,7 @@ void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) co
   if (from != nullptr)
     std::memcpy(to, from, value_bytes_);
   else
-    initial_row(initial_, layout_.dtype, key, to, layout_.width);
+    copy_initial(key, to);
 }
 
 std::byte* Rows::make(uint64_t key, uint64_t rest, bool filled) {
@@ -315,6 +317,10 @@ std::byte* Rows::make(uint64_t key, uint64_t rest, bool filled) {
 }
 
 void Rows::fill(uint64_t key, std::byte* row) const {
+  if (zeros_) {
+    std::memset(row, 0, row_bytes_);
+    return;
+  }
   initial_row(initial_, layout_.dtype, key, row, layout_.width);
   std::byte* const states = row + value_bytes_;
   const size_t filled = layout_.states * value_bytes_;
@@ -397,12 +403,13 @@ void Rows::drain(uint32_t page, std::vector<std::byte>& held) {
   for (uint32_t i = page << page_shift_; i < (page + 1) << page_shift_; ++i) {
     std::byte* const here = bucket(i);
     size_t end = held.size();
-    held.resize(end + static_cast<size_t>(std::popcount(used(here))) * stride);
+    held.resize(end + layout_.entries * stride);
     for (uint32_t left = used(here); left != 0; left &= left - 1, end += stride) {
       const auto entry = static_cast<uint32_t>(std::countr_zero(left));
       std::memcpy(&held[end], &key(here, entry), sizeof(uint64_t));
       std::memcpy(&held[end] + sizeof(uint64_t), payload(here, entry), payload_bytes_);
     }
+    held.resize(end);
     meta(here) = 0;
   }
 }

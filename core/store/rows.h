@@ -137,6 +137,9 @@ class Rows {
   }
   // What a pull gets: the value of the row, or the initial one.
   void copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const;
+  void copy_initial(uint64_t key, std::byte* to) const {
+    initial_row(initial_, layout_.dtype, key, to, layout_.width);
+  }
   bool drop(uint64_t key, uint64_t rest);
   // There will be so many rows: makes room for all of them at once.
   void reserve(size_t rows);
@@ -227,6 +230,7 @@ class Rows {
   std::vector<std::byte*> blocks_;  // of the arena
   uint32_t row_bytes_;
   uint32_t value_bytes_;
+  bool zeros_;  // what a new row holds
 
   uint32_t limit_ = 0;         // rows, before it grows
   uint32_t numbers_ = 0;       // rows of the arena that were ever made

@@ -150,7 +150,10 @@ std::vector<std::byte> Shard::told(const Waiting& pull, const Desk& desk) const 
   const void* const value = desk.part->value.data();
   std::vector<std::byte> bytes;
   if (desk.rows) {
-    if (pull.header.flags & kStoreSummary) put(bytes, summarize_rows(desk.rows->parts()));
+    if (pull.header.flags & kStoreSummary) {
+      const bool sizes_only = pull.header.version == kStoreSizes;
+      put(bytes, summarize_rows(desk.rows->parts(), sizes_only));
+    }
     if (pull.header.flags & kStoreTop) put_all(bytes, top_rows(desk.rows->parts(), most));
     if (pull.header.flags & kStoreItems)
       bytes = items(desk.rows->parts(), settings_.index, settings_.shards, pull.header.version);

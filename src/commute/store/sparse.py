@@ -208,7 +208,7 @@ class SparseTable(Table):
 
     def count(self) -> int:
         """How many rows there are."""
-        return sum(part[4] for part in self._summaries())
+        return self._extent()[2]
 
     def top(self, k: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The keys of the k rows of largest norm, and the norms.
@@ -240,8 +240,8 @@ class SparseTable(Table):
 
     # ---- within ----
 
-    def _extent(self) -> tuple[tuple[int, ...], int, int | None]:
-        summaries = self._summaries()
+    def _extent(self) -> tuple[tuple[int, ...], int, int]:
+        summaries = list(_SUMMARY.iter_unpack(self._ask(0, sizes=True)))
         return (
             (self.width,),
             sum(part[5] for part in summaries),

@@ -309,10 +309,10 @@ class Table:
         if code:
             raise refusal(code, about, f"an earlier push to {self.name!r}: {why}")
 
-    def _ask(self, top: int) -> bytes:
+    def _ask(self, top: int, *, sizes: bool = False) -> bytes:
         self._store._check()
         with self._links.calling():
-            call = self._endpoint.ask(self._number, top)
+            call = self._endpoint.ask(self._number, top, sizes)
         return self._finish(call, f"a question about {self.name!r}", None)
 
     def _ask_saved(self, part: int, start: int) -> Callable[[], np.ndarray[Any, Any]]:
