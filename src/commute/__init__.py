@@ -10,9 +10,13 @@ The map, from what you call to what moves bytes:
     cluster/   launching, joining, the coordinator
     watch/     what happened: the recorder
     _core      the compiled core: links, executor, kernels, health (C++, in core/)
+    learn/     sparse linear models from text files; `commute.learn` is imported when it is used
     cli/       the `commute` command
     testing    groups whose ranks are threads, for tests
 """
+
+import importlib
+import typing
 
 from commute._errors import (
     AbandonedError,
@@ -21,6 +25,7 @@ from commute._errors import (
     CheckpointError,
     ClosedError,
     CommuteError,
+    DataError,
     ForkedError,
     JoinError,
     MismatchError,
@@ -42,6 +47,9 @@ from commute.store.store import Store
 from commute.store.table import TableInfo
 from commute.store.updates import FTRL, SGD, Adagrad, Adam, Momentum, Semiring
 
+if typing.TYPE_CHECKING:
+    from commute import learn as learn
+
 __all__ = [
     "FTRL",
     "SGD",
@@ -54,6 +62,7 @@ __all__ = [
     "ClosedError",
     "CommuteError",
     "Connection",
+    "DataError",
     "DenseTable",
     "ForkedError",
     "Group",
@@ -76,3 +85,10 @@ __all__ = [
     "connect",
     "init",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`commute.learn` without an import of its own: few programs use it."""
+    if name == "learn":
+        return importlib.import_module("commute.learn")
+    raise AttributeError(f"module 'commute' has no attribute {name!r}")

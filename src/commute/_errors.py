@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointError",
     "ClosedError",
     "CommuteError",
+    "DataError",
     "ForkedError",
     "JoinError",
     "MismatchError",
@@ -155,6 +156,10 @@ class ArrayError(CommuteError, ValueError, TypeError):
 
 class SettingError(CommuteError, ValueError):
     """A setting that cannot be: an unknown update, a number out of range."""
+
+
+class DataError(CommuteError, ValueError):
+    """Data to learn from that cannot be read, with the lines that say why."""
 
 
 class UnknownTableError(CommuteError, LookupError):

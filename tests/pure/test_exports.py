@@ -22,7 +22,8 @@ PUBLIC = {
     # errors
     *("AbandonedError", "AuthenticationError", "ClosedError", "CommuteError", "ForkedError"),
     *("JoinError", "MismatchError", "OperationTimeoutError", "PeerLostError"),
-    *("ArrayError", "CheckpointError", "SettingError", "SlotLostError", "UnknownTableError"),
+    *("ArrayError", "CheckpointError", "DataError", "SettingError", "SlotLostError"),
+    "UnknownTableError",
     "__version__",
 }
 
@@ -111,3 +112,16 @@ def test_import_brings_few_modules(imported: dict[str, Any]) -> None:
     added = set(imported["modules"]) - set(numpy_alone.stdout.split())
 
     assert len(added) < 70, sorted(added)
+
+
+def test_learn_is_imported_by_whoever_uses_it(imported: dict[str, Any]) -> None:
+    """`import commute` is enough for `commute.learn.fit`, and does not bring it."""
+    used = "import commute; print(commute.learn.fit.__name__, commute.learn.Model.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", used], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    assert not [name for name in imported["modules"] if name.startswith("commute.learn")]
+    assert done.stdout == "fit Model\n"
+    with pytest.raises(AttributeError, match="module 'commute' has no attribute 'lern'"):
+        _ = commute.lern  # type: ignore[attr-defined]

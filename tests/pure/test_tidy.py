@@ -39,6 +39,8 @@ LAYERS = {
     | {"store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
+    "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}
+    | {"_init"},
 }
 TOP_LAYERS = {"__init__", "__main__", "cli", "testing", "watch"}  # may import everything below
 NAMED_BADLY = re.compile(r"(^|_)(utils?|helpers?|common|misc)(_|$)")

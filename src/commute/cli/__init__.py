@@ -22,8 +22,11 @@ __all__ = ["main"]
 # Verb: the one line that `commute --help` shows.
 VERBS = {
     "run": "start a job: the same script as several ranks",
+    "learn": "train a sparse linear model on text files",
+    "predict": "score examples with such a model",
     "serve": "keep a parameter server up, for clients that come and go",
     "status": "show what such a server holds, and for whom",
+    "generate": "make data to try things with",
     "show": "show what commute would do, such as the plan of an algorithm",
     "doctor": "check this machine and print a report",
 }
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _help() -> str:
     # Not argparse's subparsers: these would eat the first "--" that belongs to a script.
-    lines = [f"  {verb:<8}{line}" for verb, line in VERBS.items()]
+    lines = [f"  {verb:<10}{line}" for verb, line in VERBS.items()]
     return "\n".join(
         (
             "usage: commute VERB ...",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`commute show plan ring --ranks 4`: a plan as text that a person can read."""
+"""`commute show plan` and `commute show model`: what would be done, and what was learned."""
 
 from __future__ import annotations
 
@@ -32,10 +32,29 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--collective", default="allreduce", metavar="NAME", help="(allreduce)")
     plan.add_argument("--root", type=int, default=0, metavar="RANK", help="where it has one (0)")
     plan.add_argument("--rank", type=int, metavar="RANK", help="show this rank only")
+    model = things.add_parser(
+        "model",
+        help="the largest weights, sizes and settings of a saved model",
+        description="Show a model that `commute learn` has saved.",
+        allow_abbrev=False,
+    )
+    model.add_argument("folder", help="where it is")
+    model.add_argument("--top", type=int, default=20, metavar="N", help="weights to list (20)")
     return made
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    return _show_model(options) if options.thing == "model" else _show_plan(options)
+
+
+def _show_model(options: argparse.Namespace) -> int:
+    from commute.learn.model import describe
+
+    print(describe(options.folder, options.top))
+    return 0
+
+
+def _show_plan(options: argparse.Namespace) -> int:
     from commute.plan import build, show
 
     if options.rank is not None and not 0 <= options.rank < options.ranks:

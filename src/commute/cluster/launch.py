@@ -56,7 +56,7 @@ __all__ = ["Job", "launch", "rank_environment"]
 _Ladder = tuple[tuple[int, float], ...]
 # The others notice by themselves that a rank is gone, and get a second to say so and tidy up.
 _FAILED: Final[_Ladder] = ((0, 1.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
-_INTERRUPTED: Final[_Ladder] = ((signal.SIGINT, 3.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0))
+_INTERRUPTED: Final[_Ladder] = ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0))  # after SIGINT
 _TERMINATED: Final[_Ladder] = ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
 _KILLED: Final[_Ladder] = ((signal.SIGKILL, 5.0),)
 
@@ -81,6 +81,7 @@ class Job:
     interface: str | None = None
     start_timeout_s: float = 300.0
     keep_going: bool = False  # when a rank fails, the others go on
+    interrupt_s: float = 3.0  # after Ctrl-C the ranks have so long to end by themselves
 
     @property
     def size(self) -> int:
@@ -276,7 +277,8 @@ class _Launcher:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._output.say(f"commute: {name}; ending all ranks (once more kills them)")
         self._tell_nodes_we_stop(f"its launcher was ended by {name}")
-        self._begin(_INTERRUPTED if number == signal.SIGINT else _TERMINATED)
+        interrupted = ((signal.SIGINT, self._job.interrupt_s), *_INTERRUPTED)
+        self._begin(interrupted if number == signal.SIGINT else _TERMINATED)
 
     def _suspend(self) -> None:
         """Ctrl-Z: without the coordinator the ranks would take each other for lost."""

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does: rounds of pull, score, push, until every worker's data is used up.
+
+    round:  a batch of each of my streams
+            pull the weights of its features (the shards keep the list: a ticket)
+            score every example before it is learned from: progressive validation
+            push the gradients
+
+States of a worker, and what leads to the next:
+
+    reading    rounds with data
+    finished   its data is used up, or Ctrl-C came; in step it goes on with empty rounds, for the
+               others wait for it at every round. It learns that all have finished from the table
+               `finished`, to which each adds 1 once. Free workers (staleness None) need no rounds.
+    ended      all have finished. Clocks are made equal by empty rounds; then the test is scored
+               and the model saved.
+
+Saving in between (`save_every`) happens at the same round on all workers. Then all go on with
+empty rounds until they meet, and count there who has finished: by the table some would see it a
+few rounds before others, and no longer come to where these wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commute._group import Group
+from commute.learn.cache import cached
+from commute.learn.linear import gradients, scores
+from commute.learn.metrics import Metrics
+from commute.learn.model import WEIGHTS, declare
+from commute.learn.progress import Progress
+from commute.learn.reader import BadLines, Batch, Stream, ahead
+from commute.learn.settings import BATCH_MAX, Plan
+from commute.learn.sources import deal
+from commute.store.dense import DenseTable
+from commute.store.sparse import Ticket
+
+__all__ = ["Trainer"]
+
+Array = np.ndarray[Any, Any]
+Ordered = tuple[Batch, Ticket]
+TESTED_AT_ONCE = 1000  # examples
+
+
+class Trainer:
+    """A worker's part of a plan."""
+
+    def __init__(self, world: Group, plan: Plan) -> None:
+        self._world, self._plan, self._training = world, plan, plan.training
+        training = plan.training
+        self._store = world.store(
+            "learn",
+            staleness=training.staleness,
+            deterministic=training.deterministic,
+        )
+        self.table = declare(self._store, training)
+        self._finished = None if self._save_rounds else _finished_table(world, training.staleness)
+        self._progress = Progress(world, plan, self.table)
+        self.bad = BadLines(training.bad_lines)
+        self.notes: list[str] = []
+        self._read: list[Stream] = []
+        self._streams = [_Place(batches) for batches in self._passes()]
+        self._room = np.empty((0, 0), np.float32)
+        self.stopping = False  # set by Ctrl-C
+        self.save: Callable[[], object] = lambda: None  # the model, in between
+        self.rounds = 0
+        self.seconds = self._begin = 0.0
+
+    def train(self) -> None:
+        """All passes; the clocks of the workers are equal afterwards."""
+        if self._plan.start_from is not None:
+            self._store.load(Path(self._plan.start_from) / WEIGHTS, strict=False)
+        self._world.barrier()
+        self._begin = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            for place in self._streams:
+                stack.callback(place.close)
+            self._rounds()
+        self._store.flush()
+        self._progress.report(self.rounds, self._passes_done(), last=True)
+        self._meet()
+        self.seconds = time.monotonic() - self._begin
+
+    def evaluate(self) -> Metrics | None:
+        """Scores of the test data; every worker scores a share. None without test data."""
+        plan = self._plan
+        if not plan.test:
+            return None
+        pieces = deal(plan.test, self._world.size)[self._world.rank]
+        found = Metrics()
+        stream = Stream(plan.recipe, pieces, size=lambda _: TESTED_AT_ONCE, bad=self.bad)
+        for batch in ahead(iter(stream)):
+            scored = scores(batch, self._pull(batch.keys))
+            found.add(scored, batch.labels, batch.weights, self._training.loss)
+        return Metrics.of(self._world.allreduce(found.array))
+
+    def save_weights(self, path: str) -> None:
+        """All workers, at equal clocks."""
+        self._store.save(Path(path) / WEIGHTS)
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    # ---- rounds ----
+
+    def _rounds(self) -> None:
+        in_step = self._finished is not None
+        finished = False
+        while True:
+            batches = [] if finished else self._next()
+            newly = not finished and (not batches or self.stopping)
+            finished |= newly
+            if finished and not in_step and not self._save_rounds:
+                break
+            if not finished:
+                self._learn(batches)
+            self.rounds += 1
+            self._store.tick()  # counts where nothing was pushed in this round, and only there
+            if in_step and self._all_finished(newly):
+                break
+            self._progress.report(self.rounds, self._passes_done())
+            if self._meets_here() and self._count(finished) == self._world.size:
+                break
+
+    def _next(self) -> list[Ordered]:
+        """The next batch of each stream that has one."""
+        return [batch for place in self._streams if (batch := place.next()) is not None]
+
+    def _learn(self, batches: Sequence[Ordered]) -> None:
+        # All are pulled before any is pushed: together they are one contribution.
+        pulled = [self._pull(ticket, i) for i, (_, ticket) in enumerate(batches)]
+        for i, ((batch, ticket), weights) in enumerate(zip(batches, pulled, strict=True)):
+            scored = scores(batch, weights)
+            self._progress.add(scored, batch)
+            pushed = gradients(self._training.model, batch, scored, weights)
+            self.table.push(ticket, pushed, accumulate=i + 1 < len(batches))
+
+    def _pull(self, keys: Any, place: int = 0) -> Array:
+        out = self._space(place, len(keys))
+        self.table.pull(keys, out=out[:, None])
+        return out
+
+    def _space(self, place: int, keys: int) -> Array:
+        """Room for weights that is used again: new memory costs as much as filling it."""
+        if self._room.shape[1] < keys or len(self._room) <= place:
+            wide = max(keys + keys // 4, self._room.shape[1])
+            self._room = np.empty((max(place + 1, len(self._streams)), wide), np.float32)
+        return self._room[place, :keys]
+
+    def _all_finished(self, newly: bool) -> bool:
+        assert self._finished is not None
+        count = self._finished.push_pull(np.array([float(newly)]))
+        return int(count[0]) == self._world.size
+
+    # ---- meeting ----
+
+    @property
+    def _save_rounds(self) -> int:
+        """A model is saved every so many rounds; 0: at the end only."""
+        training = self._training
+        if not training.save_every or self._plan.save is None:
+            return 0
+        batch = training.batch or BATCH_MAX
+        return max(1, training.save_every // (batch * self._stream_count))
+
+    @property
+    def _stream_count(self) -> int:
+        return self._training.streams or self._training.workers
+
+    def _meets_here(self) -> bool:
+        if not self._save_rounds or self.rounds % self._save_rounds:
+            return False
+        assert self._plan.save is not None
+        self.seconds = time.monotonic() - self._begin
+        self.save()
+        return True
+
+    def _count(self, finished: bool) -> int:
+        return int(self._world.allreduce(np.array([float(finished)]))[0])
+
+    def _meet(self) -> None:
+        most = int(self._world.allreduce(np.array([self.rounds]), op="max")[0])
+        while self.rounds < most:
+            self._store.tick()
+            self.rounds += 1
+        self._store.flush()
+        self._world.barrier()
+
+    # ---- data ----
+
+    def _passes(self) -> list[Iterator[Ordered]]:
+        """The batches of each of my streams, pass after pass, put in order by a thread ahead."""
+        dealt = deal(self._plan.data, self._stream_count)
+        each = self._stream_count // self._world.size
+        mine = range(self._world.rank * each, (self._world.rank + 1) * each)
+        return [ahead(map(self._in_order, self._stream(dealt[i], i))) for i in mine]
+
+    def _in_order(self, batch: Batch) -> Ordered:
+        return batch, self.table.ticket(batch.keys)
+
+    def _passes_done(self) -> float:
+        return sum(stream.passes for stream in self._read) / len(self._read)
+
+    def _stream(self, pieces: Any, number: int) -> Iterator[Batch]:
+        training = self._training
+        once = Stream(self._plan.recipe, pieces, size=training.batch_after, bad=self.bad)
+        self._read.append(once)
+        if not training.cache:
+            return chain.from_iterable(repeat(once, training.epochs))
+        return cached(self._plan, once, number, self._stream_count, self.notes.append)
+
+
+def _finished_table(world: Group, staleness: int | None) -> DenseTable | None:
+    """How many have finished, in a store of its own: it is not part of the model."""
+    if staleness is None or world.size == 1:
+        return None
+    return world.store("course", staleness=staleness).dense("finished", 1, "float64")
+
+
+class _Place:
+    """Where a stream is."""
+
+    def __init__(self, batches: Iterator[Ordered]) -> None:
+        self._batches = batches
+        self._ended = False
+
+    def next(self) -> Ordered | None:
+        if self._ended:
+            return None
+        batch = next(self._batches, None)
+        self._ended = batch is None
+        return batch
+
+    def close(self) -> None:
+        self._batches.close()  # type: ignore[attr-defined]
