@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of the store as real jobs: what they promise about losses, bounds and size."""
+"""The examples as real jobs: what they promise about losses, bounds and size; and the demo."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NETS = ("net_numpy.py", "net_torch.py")
 WORKERS = 4
-LINES_MAX = {"net_numpy.py": 79, "net_torch.py": 79, "embeddings.py": 105}
+LINES_MAX = {"net_numpy.py": 79, "net_torch.py": 79, "embeddings.py": 105, "demo.py": 110}
 LOSS_TOLERANCE = 1e-5
 # float64: only the order of sums differs, which moves rows by some 1e-15.
 ROW_LOSS_TOLERANCE = 1e-9
@@ -158,6 +159,41 @@ def test_embeddings_of_a_file(job, tmp_path):
     assert ended.code == 0, ended.err
     assert "epoch  5/5" in ended.out
     assert "rows: 20 of users, 10 of items" in ended.out
+
+
+# ---- the demo ----
+
+
+def test_the_demo_ends_beside_the_hidden_model(job, tmp_path):
+    """With few examples: what was learned lies between knowing nothing and the best there is."""
+    command = [sys.executable, EXAMPLES / "demo.py", "--examples", "20000", "--folder", tmp_path]
+    ended = job(command, timeout=100.0).wait()
+
+    assert ended.code == 0, ended.out + ended.err
+    last = ended.out.partition("3. Beside")[2]
+    table = re.findall(r"^  (\w[\w ]+?)  +(0\.\d{4})  +(0\.\d{4})$", last, re.MULTILINE)
+    assert [name for name, *_ in table] == [
+        "knowing the share of clicks",
+        "learned just now",
+        "the hidden model",
+    ]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["examples"] == 20_000
+    assert float(table[0][1]) > float(table[1][1]) > float(table[2][1])
+    assert 0.5 < float(table[1][2]) < float(table[2][2])
+    page = (tmp_path / "report.html").resolve()
+    assert f"The report, with charts: {page}" in ended.out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_demo_stops_where_a_command_fails(job, tmp_path):
+    """What went wrong is said by the command, and its exit code is the demo's."""
+    command = [sys.executable, EXAMPLES / "demo.py", "--examples", "0", "--folder", tmp_path]
+    ended = job(command, timeout=30.0).wait()
+
+    assert ended.code == 2
+    assert "expected a whole number from 1 up" in ended.err
+    assert "2. Logistic" not in ended.out
 
 
 # ---- staleness ----
