@@ -84,17 +84,29 @@ class Sorter {
   KeyOrder order(uint32_t slots) {
     items_.resize(given_.size());
     order_.begins.resize(shards_ + 1);
-    sort(Buckets(given_.size(), slots, shards_));
+    const Buckets buckets(given_.size(), slots, shards_);
+    sort(buckets);
     order_.sources.resize(given_.size());
-    const size_t distinct = settle();
-    if (distinct < given_.size())
-      take_groups(distinct);
-    else
+    const size_t ties = count_ties();
+    if (ties == 0) {
       take_distinct();
+    } else if (!take_groups(given_.size() - ties)) {
+      items_.resize(given_.size());
+      sort(buckets);
+      take(settle());
+    }
     return std::move(order_);
   }
 
  private:
+  void take(size_t distinct) {
+    order_.groups.clear();
+    if (distinct < given_.size())
+      take_groups(distinct);
+    else
+      take_distinct();
+  }
+
   uint32_t source(uint64_t item) const { return static_cast<uint32_t>(item & source_bits_); }
   uint64_t key(uint64_t item) const { return given_[item & source_bits_]; }
   bool tied(size_t i, size_t j) const { return (items_[i] ^ items_[j]) <= source_bits_; }
@@ -150,8 +162,9 @@ class Sorter {
     }
   }
 
-  // Without branches: whether a key is repeated is hard to foretell.
-  void take_groups(size_t distinct) {
+  // Without branches: whether a key is repeated is hard to foretell. False if different keys are
+  // tied, so that there are more than `distinct`; then nothing is in order, and it ends early.
+  bool take_groups(size_t distinct) {
     order_.groups.resize(distinct + 1);
     uint32_t keys = 0, i = 0;
     uint64_t before = 0;
@@ -160,6 +173,7 @@ class Sorter {
       for (const uint32_t end = order_.begins[shard + 1]; i < end; ++i) {
         const uint64_t item = items_[i], now = key(item);
         keys += i == 0 || now != before;
+        if (keys > distinct) return false;
         order_.sources[i] = source(item);
         order_.groups[keys] = i + 1;
         items_[keys - 1] = before = now;
@@ -168,13 +182,17 @@ class Sorter {
     order_.begins[shards_] = keys;
     order_.keys.resize(distinct);
     if (distinct < given_.size() / 2) order_.keys.shrink_to_fit();
+    return true;
+  }
+
+  size_t count_ties() const {
+    size_t ties = 0;
+    for (size_t i = 1; i < items_.size(); ++i) ties += tied(i - 1, i);
+    return ties;
   }
 
   // Puts ties in order; returns how many different keys there are.
   size_t settle() {
-    size_t ties = 0;
-    for (size_t i = 1; i < items_.size(); ++i) ties += tied(i - 1, i);
-    if (ties == 0 || !any_mixed(0, items_.size())) return items_.size() - ties;
     size_t distinct = 0;
     for (size_t i = 0, end; i < items_.size(); i = end) {
       for (end = i + 1; end < items_.size() && tied(i, end);) ++end;

@@ -7,6 +7,7 @@ ends the training after the batch at hand; what was asked for is saved.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def main(path: str) -> int:
 
 
 def _run(world: Group, plan: Plan) -> Result:
+    gc.disable()  # objects come and go by the batch, none in cycles
     trainer = Trainer(world, plan)
     trainer.save = lambda: _save(world, plan, trainer, None, NAMES_BYTES_BETWEEN)
 
