@@ -11,6 +11,7 @@
     ├── ClosedError             the group, or what belongs to it, was closed before
     ├── ArrayError              an array that does not fit (also a ValueError and a TypeError)
     ├── SettingError            a setting that cannot be (also a ValueError)
+    ├── DataError               data to learn from that cannot be read (also a ValueError)
     ├── UnknownTableError       the store has no such table (also a LookupError)
     ├── CheckpointError         a saved store that cannot be written, or is not whole
     ├── SlotLostError           a server is gone, and with it a part of a store

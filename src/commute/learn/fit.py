@@ -81,8 +81,8 @@ def fit(
         columns: what lines mean, as `guess` of commute.learn.recipe takes it: format, names, label,
             weight, kinds, logs, bins, crosses, positive.
         watcher: its `update` is called with a point of the history, twice a second.
-        settings: of `Training`: model, optimizer, lr, l1, l2, epochs, batch, staleness, workers,
-            servers...
+        settings: of `Training`: model, optimizer, lr, l1, l2, epochs, batch, staleness,
+            workers (1), servers (0)...
 
     Raises:
         SettingError: something that cannot be, or a file that is not there.
@@ -197,7 +197,7 @@ def run(plan: Plan, watcher: Watcher | None = None) -> Report:
             start_new_session=True,  # Ctrl-C of the terminal comes to us alone
         )
         try:
-            interrupts = _follow(job, folder, plan, watcher)
+            interrupts = _follow(job, folder, watcher)
         finally:
             if job.poll() is None:
                 job.kill()
@@ -205,7 +205,7 @@ def run(plan: Plan, watcher: Watcher | None = None) -> Report:
     return _outcome(folder, interrupts)
 
 
-def _follow(job: subprocess.Popen[bytes], folder: Path, plan: Plan, watcher: Watcher | None) -> int:
+def _follow(job: subprocess.Popen[bytes], folder: Path, watcher: Watcher | None) -> int:
     """Until the job has ended; returns how often Ctrl-C came."""
     interrupts, read = 0, 0
     while True:

@@ -91,13 +91,15 @@ def _report(trainer: Trainer, plan: Plan, world: Group, test: Metrics | None) ->
     total = trainer.progress.total()
     info = trainer.table.info()
     features = trainer.table.count()
-    bad = int(world.allreduce(np.array([trainer.bad.count]))[0])
+    said = Path(plan.folder) / "notes"
+    said.with_suffix(f".{world.rank}").write_bytes(msgspec.json.encode(_notes(trainer)))
+    bad = int(world.allreduce(np.array([trainer.bad.count]))[0])  # so all have written theirs
+    told = [said.with_suffix(f".{rank}").read_bytes() for rank in range(world.size)]
     collisions = features * (features - 1) / 2 / 2**KEY_BITS
     notes = [
         *plan.notes,
         f"expected collisions of {features:,} features in {KEY_BITS} bits: {collisions:.2g}",
-        *trainer.notes,
-        *(f"skipped {line}" for line in trainer.bad.shown),
+        *dict.fromkeys(note for notes in told for note in msgspec.json.decode(notes)),
     ]
     report = Report(
         title=plan.title,
@@ -113,6 +115,11 @@ def _report(trainer: Trainer, plan: Plan, world: Group, test: Metrics | None) ->
     )
     report.take(total, trainer.seconds)
     return report
+
+
+def _notes(trainer: Trainer) -> list[str]:
+    """What this worker has to say to people."""
+    return [*trainer.notes, *(f"skipped {line}" for line in trainer.bad.shown)]
 
 
 def _named(
