@@ -45,7 +45,7 @@ STANDARD_INPUT = "-"
 BLOCK_BYTES = 4 << 20  # of an unpacked file
 SAMPLE_LINES = 10_000
 PACKED_TIMES = 4  # text is about so many times longer than its packed form
-GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b\x08"  # the first bytes of such a file: its number, and the one method there is
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def _source(path: str) -> Source:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise SettingError(f"{path} is no file; what comes from a pipe is read as -")
-            packed = file.read(2) == GZIP
+            packed = file.read(len(GZIP)) == GZIP
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from error
     return Source(os.path.abspath(path), status.st_size, status.st_mtime_ns, packed)
