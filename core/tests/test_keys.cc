@@ -18,13 +18,13 @@
 
 #include "check.h"
 #include "kernels.h"
+#include "seeded.h"
 #include "store/rows.h"
 #include "store/wire.h"
 
 namespace {
 
 using namespace commute;
-using Rng = std::mt19937_64;
 using Keys = std::vector<uint64_t>;
 using Data = std::vector<std::byte>;
 
@@ -32,11 +32,6 @@ constexpr uint32_t kShards[] = {1, 2, 3, 5};
 constexpr uint32_t kSlots[] = {16, 1024};
 constexpr UpdateKind kKinds[] = {UpdateKind::kSum, UpdateKind::kAssign, UpdateKind::kMin,
                                  UpdateKind::kMax, UpdateKind::kProd,   UpdateKind::kAdam};
-
-Rng seeded(uint64_t seed) {
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return Rng(seed);
-}
 
 // The key of a hash, to make hashes that are hard to tell apart.
 uint64_t unhashed(uint64_t hash) {

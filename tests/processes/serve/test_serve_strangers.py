@@ -8,9 +8,6 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,21 +15,7 @@ import pytest
 import commute
 from commute import _core
 from commute.cluster.visit import Visit
-from serving import COMMUTE, HOST, Server, eventually
-
-
-@pytest.fixture
-def serve(job: Callable[..., Any], tmp_path: Path) -> Callable[..., Server]:
-    """`serve("--shards", "2")` starts a server."""
-    return lambda *flags, **options: Server(job, tmp_path, *flags, **options)
-
-
-@pytest.fixture(params=["1", "0"], ids=["shared", "tcp"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Clients that share memory with their server, and clients that use TCP."""
-    monkeypatch.setenv("COMMUTE_SHARED_MEMORY", request.param)
-    return request.param
-
+from serving import COMMUTE, HOST, eventually
 
 # ---- strangers ----
 
