@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,21 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    with _tidy_if_terminated():
+        return _run(options)
+
+
+@contextlib.contextmanager
+def _tidy_if_terminated() -> Iterator[None]:
+    """SIGTERM is an exit, so that what was started ends too, and nothing is left lying about."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(options: argparse.Namespace) -> int:
     from commute.learn.display import Display
     from commute.learn.fit import Interrupted, prepare
     from commute.learn.fit import run as run_plan

@@ -71,4 +71,7 @@ def error_of(result: Result | None, output: str) -> CommuteError:
         )
     if result is not None and result.error is not None:
         return CommuteError(result.error)
-    return CommuteError(f"the workers ended without a result; they said\n{output[-TAIL:]}")
+    said = f"they said\n{output[-TAIL:]}" if output.strip() else "they said nothing"
+    return CommuteError(
+        f"the workers ended without a result, or what has started them was killed; {said}"
+    )

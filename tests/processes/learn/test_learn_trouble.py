@@ -100,6 +100,25 @@ def test_ctrl_c_twice_ends_at_once(job, data, tmp_path):
     assert not (model / "model.json").exists()
 
 
+def test_terminated(job, data, tmp_path):
+    """By SIGTERM, as a batch system does it: at once, and nothing is left."""
+    run = Training(job, tmp_path, data / "train.vw", "--workers", 2)
+    run.job.process.terminate()
+    ended = run.ended()
+
+    assert (ended.code, ended.out) == (143, "")
+
+
+def test_a_launcher_that_dies(job, data, tmp_path):
+    """One sentence, and nothing is left."""
+    run = Training(job, tmp_path, data / "train.vw", "--workers", 2)
+    os.kill(run.pids("commute.learn.job")[0], signal.SIGKILL)
+    ended = run.ended()
+
+    assert ended.code == 1 and ended.err.count("\n") == 1
+    assert "ended without a result, or what has started them was killed" in ended.err
+
+
 def test_saved_in_between(job, data, tmp_path):
     """What was saved last is there after the command was killed; and its workers end with it."""
     model = tmp_path / "model"
