@@ -273,6 +273,9 @@ def _measure_quality(files: Files, facts: dict[str, Any]) -> tuple[CellResult, C
         train_vw(files, name, files.train)
         losses[name] = vw_test_loss(files, name)
     facts["test_logloss"] = losses
+    facts["learning_rates"] = {
+        name: report["examples_per_second"] for name, report in reports.items()
+    }
     sizes = {name: report["table_bytes"] / report["features"] for name, report in reports.items()}
     return judged_losses(losses), judged_sizes(sizes)
 
@@ -298,6 +301,8 @@ def table(run: Run, facts: dict[str, Any]) -> list[str]:
         "",
         "first pass, from text to the saved model: the whole command",
         *_rates(run[FIRST], (OURS, SINGLE, *VW_OPTIONS)),
+        "learning alone, as the reports say, once: "
+        + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in facts["learning_rates"].items()),
         "",
         "another pass, from the cache: the whole command, less the same on a few lines",
         *_rates(run[CACHED], (OURS, FTRL)),

@@ -67,13 +67,17 @@ def test_the_table_shows_what_was_measured() -> None:
         learn.MEMORY: learn.judged_sizes({"commute": 28.0}),
     }
     data = {"train": {"bytes": 303e6, "distinct_ids": 3_000_000}}
-    facts = {"versions": {"vw": "9"}, "data": {**data, "test": {"true_model": {"logloss": 0.45}}}}
+    facts = {
+        "versions": {"vw": "9"},
+        "data": {**data, "test": {"true_model": {"logloss": 0.45}}},
+        "learning_rates": {"commute": 350_000.4},
+    }
 
     text = "\n".join(learn.table(run, facts))
 
     assert "500,000" in text and "2.0 [2.0-2.0]" in text  # the first pass
     assert "800,000" in text and "commute whole: 2000 ms" in text  # the cached one
-    assert "0.5064" in text and "28.0" in text
+    assert "0.5064" in text and "28.0" in text and "commute 350,000/s" in text
     noisy = [dataclasses.replace(run[learn.FIRST].rounds[0], kept=False)]
     run[learn.FIRST] = CellResult(learn.FIRST, 1, noisy)
     assert "noise" in "\n".join(learn.table(run, facts))
