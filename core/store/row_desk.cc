@@ -17,11 +17,15 @@ namespace commute {
 //   bucket    of the key               find      in the bucket; the table of the arena's blocks
 //   row       itself                   then it is used
 //
-// `advance` brings as many rows as are wanted through the stations, each well ahead of the next, so
-// that fetching takes its time beside other work. Left to themselves the tables are as slow as the
-// rows: there are a thousand slots, and a call touches all of them for a few rows each.
+// `advance` brings rows through the stations, each well ahead of the next, so that fetching takes
+// its time beside other work. Left to themselves the tables are as slow as the rows: there are a
+// thousand slots, and a call touches all of them for a few rows each. Several rows pass a station
+// together: a fetch retires when its address is translated, which takes long for a page that was
+// not used lately, so fetches should follow each other closely (one by one: 1.04 instead of 0.94 ms
+// for 10,000 rows).
 class RowDesk::Fetcher {
  public:
+  static constexpr size_t kTogether = 16;
   static constexpr size_t kRowAhead = 12;
   static constexpr size_t kFindAhead = 20;
   static constexpr size_t kBucketAhead = 36;
@@ -43,8 +47,10 @@ class RowDesk::Fetcher {
     uint64_t rest;
   };
 
-  // Rows before `end` are about to be used; the last kRing - kSlotAhead of them can be asked for.
-  void advance(size_t end) {
+  // Row `i` is about to be used.
+  void advance(size_t i) {
+    if (i < ready_) return;
+    const size_t end = ready_ = i + kTogether;
     const auto slots = static_cast<uint32_t>(desk_.rows_.size());
     to(end + kSlotAhead, slots_, [&](size_t i) {
       const uint64_t hash = hash_of(keys_[i]);
@@ -66,11 +72,11 @@ class RowDesk::Fetcher {
     if (known_ || !inline_)
       to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
   }
+  // Of one that was advanced to; not of one long ago.
   const Row& at(size_t i) const { return ring_[i % kRing]; }
 
-  static constexpr size_t kRing = 128;
-
  private:
+  static constexpr size_t kRing = 256;
   // A row that was not there may have to be made.
   bool is_looked_up(size_t i) const { return !known_ || places_[i] == Rows::kAbsent; }
 
@@ -85,6 +91,7 @@ class RowDesk::Fetcher {
   const bool known_;
   const bool inline_;
   const size_t bytes_;
+  size_t ready_ = 0;
   // How many have passed each station.
   size_t slots_ = 0;
   size_t pages_ = 0;
@@ -192,7 +199,7 @@ void RowDesk::apply(SlotOp op, const Record& record) {
   for (size_t begin = 0; begin < keys.size();) {
     const uint32_t slot = slot_of(hash_of(keys[begin]), slots);
     size_t end = begin;
-    while (end < keys.size() && slot_of(hash_of(keys[end]), slots) == slot) fetcher.advance(++end);
+    while (end < keys.size() && slot_of(hash_of(keys[end]), slots) == slot) fetcher.advance(end++);
     op.keys = keys.subspan(begin, end - begin);
     op.payload = payload.subspan(begin * row_bytes, (end - begin) * row_bytes);
     op.places = places.data() + begin;

@@ -8,6 +8,10 @@
 #include <type_traits>
 #include <utility>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace commute {
 namespace {
 
@@ -35,11 +39,27 @@ void make_room(std::vector<std::byte*>& blocks) {
 // A bit for each of the first seven words that is the key. All are in the bucket, whether they are
 // keys or not: `used` tells. Without a branch, for nobody can guess which it is.
 uint32_t matches(const std::byte* bucket, uint64_t key) {
+#ifdef __SSE2__
+  // Both halves of a word must be equal: 16 instructions instead of 35.
+  const __m128i wanted = _mm_set1_epi64x(static_cast<long long>(key));
+  const auto* const pairs = reinterpret_cast<const __m128i*>(bucket);
+  const auto equal = [&](size_t pair) {
+    return _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(pairs + pair), wanted));
+  };
+  const auto four = [&](size_t pair) {
+    const __m128 a = equal(pair), b = equal(pair + 1);
+    const __m128 low = _mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0));
+    const __m128 high = _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1));
+    return static_cast<uint32_t>(_mm_movemask_ps(_mm_and_ps(low, high)));
+  };
+  return four(0) | four(2) << 4;
+#else
   // Compared where they are: copied, they would go through the stack, at three times the cost.
   const auto* const words = reinterpret_cast<const uint64_t*>(bucket);
   uint32_t found = 0;
   for (uint32_t i = 0; i < kKeysMax; ++i) found |= static_cast<uint32_t>(words[i] == key) << i;
   return found;
+#endif
 }
 
 // Random numbers that depend on a seed and a key (splitmix64).
@@ -250,7 +270,7 @@ void Rows::prefetch_bucket(uint64_t rest) const {
   if (homes_ != 0) fetch(bucket(home_of(rest)), size_t{1} << bucket_shift_);
 }
 
-bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
+inline bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
   if (homes_ == 0) return false;
   for (uint32_t number = home_of(rest);; ++number) {
     std::byte* const here = bucket(number);
