@@ -362,8 +362,11 @@ void scatter_rows(const KeyOrder& order, size_t row_bytes, size_t first, size_t 
   with_row_bytes(row_bytes, [&](auto row_bytes) {
     if (!order.repeats()) {
       for (size_t i = 0; i < count; ++i) {
-        if (i + kWriteAhead < count)
-          __builtin_prefetch(given + sources[first + i + kWriteAhead] * row_bytes, 1);
+        if (i + kWriteAhead < count) {
+          std::byte* const later = given + sources[first + i + kWriteAhead] * row_bytes;
+          __builtin_prefetch(later, 1);
+          __builtin_prefetch(later + row_bytes - 1, 1);  // few arrays begin on a line's border
+        }
         std::memcpy(given + sources[first + i] * row_bytes, rows + i * row_bytes, row_bytes);
       }
       return;

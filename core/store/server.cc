@@ -258,6 +258,8 @@ bool Server::serve(Desk& desk, Client& client) const {
   } else if (channel->answer(*answer)) {
     shard.sent(link);
   }
+  // Its client takes what is there meanwhile, and not all at the end while other cores are idle.
+  if (!waits && !settings_.may_spin && channel->other_core() == ::sched_getcpu()) ::sched_yield();
   const auto end = Clock::now();
   if (waits) {
     client.waited = end;
