@@ -38,7 +38,10 @@ from commute.learn.sources import (
 
 __all__ = ["Watcher", "fit", "prepare", "run"]
 
-POLL_S = 0.1
+POLL_S = 0.05
+# Workers compute in the core; threads of a linear algebra library would only be in the way. They
+# take their time as soon as it is imported.
+ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Watcher(Protocol):
@@ -194,6 +197,7 @@ def run(plan: Plan, watcher: Watcher | None = None) -> Report:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**ALONE, **os.environ},
             start_new_session=True,  # Ctrl-C of the terminal comes to us alone
         )
         try:

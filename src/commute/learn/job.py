@@ -30,9 +30,7 @@ def main(path: str, starter: int) -> int:
         return 1  # it has gone already
     plan = decoded(Path(path).read_bytes(), Plan)
     command = (sys.executable, "-m", "commute.learn.worker", path)
-    # Workers compute in the core; threads of a linear algebra library would only be in the way.
-    quiet = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    env = {**quiet, **os.environ, "COMMUTE_SERVERS": str(plan.training.servers)}
+    env = {**os.environ, "COMMUTE_SERVERS": str(plan.training.servers)}
     job = Job(command=command, ranks=plan.training.workers, interrupt_s=SAVING_S)
     return launch(job, env)
 
