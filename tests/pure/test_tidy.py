@@ -35,8 +35,8 @@ LAYERS = {
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
-    "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
-    | {"store"},
+    "_calls": {*PARTS, "_arrays", "_bound", "_runner", "_wiring", "_handle", "_fast"},
+    "_group": {*PARTS, "_arrays", "_calls", "_runner", "_wiring", "_handle", "store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a call to the core: what stands behind every collective of a Group.
+
+    arguments   arrays become buffers, and what does not fit is refused with a sentence
+    choosing    an algorithm by size and place; its plan is built, proved and bound once
+    running     the operation is submitted; a blocking call waits for it, others get a Handle
+
+`Group` has the names, the defaults and the docstrings. One lock, held while a plan is bound; the
+rest may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commute import _core
+from commute import plan as plans
+from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._bound import core_plan
+from commute._fast import TAKEN_OVER, FastCalls
+from commute._handle import Handle
+from commute._runner import Runner
+from commute._wiring import Wiring
+from commute.plan import Collective
+
+# The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
+_OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
+_NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
+
+
+class _Call(NamedTuple):
+    """A collective with its arguments checked."""
+
+    collective: Collective
+    source: Buffer
+    target: Buffer
+    elements: int  # per block
+    result: Any
+    op: str = "sum"
+    root: int = 0
+
+
+class Calls:
+    """The mechanics of a group's calls."""
+
+    def __init__(
+        self, runner: Runner, wiring: Wiring, *, rank: int, size: int, timeout: float
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._timeout = timeout
+        self._runner = runner
+        self._wiring = wiring
+        self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
+        self._binding = threading.Lock()
+        self._fast: FastCalls | None = None  # the compiled call path, in shared memory
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    # ---- arguments ----
+
+    def _in_place(
+        self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
+    ) -> _Call:
+        name = collective.label
+        source = writing(x, name) if out is None else reading(x, name)
+        target = source if out is None else self._target(out, source, source.shape, name)
+        self._check_op(op, source, name)
+        self._check_rank(root, "root", name)
+        result = x if out is None else out
+        return _Call(collective, source, target, source.elements, result, op, root)
+
+    def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
+        if self.rank == root:
+            return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
+        self._check_rank(root, "root", "reduce")
+        source = reading(x, "reduce")
+        self._check_op(op, source, "reduce")
+        result = x if out is None else out
+        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
+
+    def _allgather(self, x: Any, out: Any) -> _Call:
+        source = reading(x, "allgather")
+        shape = (self.size, *source.shape)
+        result = empty_like(x, shape) if out is None else out
+        target = self._target(result, source, shape, "allgather", apart=True)
+        return _Call(Collective.ALLGATHER, source, target, source.elements, result)
+
+    def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
+        source = reading(x, "reduce_scatter")
+        self._check_op(op, source, "reduce_scatter")
+        if not source.shape or source.shape[0] != self.size:
+            raise ValueError(
+                f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
+                f" got shape {source.shape}; reshape x to ({self.size}, -1)"
+            )
+        shape = source.shape[1:]
+        result = empty_like(x, shape) if out is None else out
+        target = self._target(result, source, shape, "reduce_scatter", apart=True)
+        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
+
+    def _barrier(self) -> _Call:
+        return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
+
+    def _target(
+        self, out: Any, source: Buffer, shape: tuple[int, ...], name: str, *, apart: bool = False
+    ) -> Buffer:
+        target = writing(out, name)
+        if target.shape != shape or target.dtype != source.dtype:
+            raise ValueError(
+                f"{name} expected out= of shape {shape} and the dtype of x, got shape"
+                f" {target.shape} and {'the same' if target.dtype == source.dtype else 'another'}"
+                " dtype; allocate it like the result"
+            )
+        same = target.address == source.address and not apart
+        if not same and overlap(source, target):
+            raise ValueError(f"{name} got an out= that overlaps x; pass separate memory")
+        return target
+
+    def _check_op(self, op: str, source: Buffer, name: str) -> None:
+        if op not in _OPS:
+            raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
+        if op == "mean" and source.dtype not in FLOATS:
+            raise TypeError(
+                f"{name} cannot give the mean of integers; use op='sum' or cast to float"
+            )
+
+    def _check_rank(self, rank: int, what: str, name: str) -> None:
+        if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
+            raise ValueError(f"{name} expected {what}= from 0 to {self.size - 1}, got {rank!r}")
+
+    # ---- running ----
+
+    def _run(
+        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+    ) -> Any:
+        operation = self._submit(call, algorithm, deterministic, timeout, background=False)
+        self._runner.finish(operation)
+        return call.result
+
+    def _begin(
+        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+    ) -> Handle:
+        operation = self._submit(call, algorithm, deterministic, timeout, background=True)
+        return Handle(self._runner, operation, call.result)
+
+    def _submit(
+        self,
+        call: _Call,
+        algorithm: str | None,
+        deterministic: bool,
+        timeout: float | None,
+        *,
+        background: bool,
+    ) -> _core.Operation:
+        self._runner.check()
+        limit = self.timeout if timeout is None else timeout
+        executor = self._executor(call, algorithm, deterministic, limit)
+        return self._runner.start(
+            lambda: self._runner.engine.submit(
+                executor,
+                call.source.address,
+                call.target.address,
+                call.elements,
+                call.source.dtype,
+                _OPS[call.op],
+                call.op == "mean",
+                limit,
+                background,
+            ),
+            keep=call,
+        )
+
+    def _executor(
+        self, call: _Call, algorithm: str | None, deterministic: bool, limit: float
+    ) -> _core.Executor:
+        """The bound plan of the algorithm that is chosen; its links are opened at first use."""
+        name = plans.choose(
+            call.collective,
+            self.size,
+            call.source.nbytes,
+            self._wiring.place,
+            deterministic,
+            halves=call.source.dtype in HALVES,
+            algorithm=algorithm,
+            root=call.root,
+        )
+        key = (call.collective, name, call.root)
+        found = self._bound.get(key)
+        if found is None:
+            found = self._bind(key, limit)
+        fast = self._fast  # another thread may be closing the group
+        if fast is not None and algorithm is None and not deterministic:
+            fast.learn(call.collective, found, call.source.nbytes)
+        return found
+
+    def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:
+        collective, name, root = key
+        with self._binding:
+            plan = plans.build(collective, name, self.size, root)
+            report = plans.prove(plan)
+            settled = report is not None and report.settled[self.rank]
+            for peer in plan.peers(self.rank):
+                self._wiring.link(peer, limit, self._runner.check)
+            mine = core_plan(plan, self.rank, settled=settled)
+            executor = self._runner.engine.bind(mine, plans.tile_bytes(plan))
+            self._bound[key] = executor
+            return executor
+
+    def _post(
+        self,
+        buffer: Buffer,
+        role: str,
+        peer: int,
+        sends: bool,
+        timeout: float | None,
+        background: bool,
+    ) -> _core.Operation:
+        name = "send" if sends else "recv"
+        self._runner.check()
+        self._check_rank(peer, role, name)
+        if peer == self.rank:
+            raise ValueError(f"{name} needs another rank, got {role}={peer}, which is this one")
+        limit = self.timeout if timeout is None else timeout
+        self._wiring.pair(peer, limit, self._runner.check)
+        # A blocking recv keeps its own time, so that it can be taken back.
+        deadline = limit if sends or background else float("inf")
+        return self._runner.start(
+            lambda: self._runner.engine.post(
+                sends, peer, buffer.address, buffer.elements, buffer.dtype, deadline, background
+            ),
+            keep=buffer,
+        )
+
+    # ---- shared memory ----
+
+    def _forget_plans(self) -> None:
+        """Bind every plan anew at its next use; all ranks call this between the same operations."""
+        self._bound.clear()
+
+    def _share_memory(self) -> None:
+        """All ranks read each other's outboxes from now on; all of them call this."""
+        self._wiring.place = "memory"
+        self._fast = FastCalls(
+            self._runner,
+            {collective: getattr(self, collective.label) for collective in TAKEN_OVER},
+            roots=self.size,
+            sizes=[plans.LINE_BYTES, (1 << 63) - 1],
+            timeout=self.timeout,
+        )
+        for collective, call in self._fast.calls.items():
+            self.__dict__[collective.label] = call
+
+    def _drop_fast_calls(self) -> None:
+        for collective in TAKEN_OVER:
+            self.__dict__.pop(collective.label, None)  # it holds this group
+        self._fast = None
