@@ -9,6 +9,7 @@ only if its module is loaded already.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any, Final, NamedTuple
 
@@ -70,6 +71,11 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     if _is_tensor(x):
         return sys.modules["torch"].empty(shape, dtype=x.dtype)
     return np.empty(shape, dtype=_as_numpy(x, "empty_like").dtype)
+
+
+def copy_into(target: Buffer, source: Buffer) -> None:
+    """Copy the bytes of one buffer into another of the same length."""
+    ctypes.memmove(target.address, source.address, source.nbytes)
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:

@@ -19,8 +19,6 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from commute import _core
 from commute import plan as plans
 from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
@@ -28,6 +26,7 @@ from commute._bound import core_plan
 from commute._errors import CommuteError
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
+from commute._messages import Messages
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
@@ -56,7 +55,7 @@ class _Call(NamedTuple):
     root: int = 0
 
 
-class Group:
+class Group(Messages):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.
@@ -267,41 +266,6 @@ class Group:
         """As `barrier`, returning at once; the handle is done when every rank has called it."""
         return self._begin(self._barrier(), None, False, timeout)
 
-    # ---- point to point ----
-
-    def send(self, x: Any, to: int, *, timeout: float | None = None) -> None:
-        """Send x to a rank, which must `recv` an array of the same dtype and length.
-
-        Returns when x may be reused; the message may still be on its way.
-        """
-        operation = self._post(reading(x, "send"), "to", to, True, timeout, False)
-        self._runner.finish(operation)
-
-    def send_async(self, x: Any, to: int, *, timeout: float | None = None) -> Handle:
-        """As `send`, returning at once."""
-        operation = self._post(reading(x, "send"), "to", to, True, timeout, True)
-        return Handle(self._runner, operation, None)
-
-    def recv(self, out: Any, source: int, *, timeout: float | None = None) -> Any:
-        """Receive the next message of a rank into out; returns out.
-
-        A timeout before anything arrived leaves the group sound and the message to the next recv.
-        """
-        operation = self._post(writing(out, "recv"), "source", source, False, None, False)
-        try:
-            self._runner.finish(operation, self.timeout if timeout is None else timeout)
-        except TimeoutError:
-            if not self._runner.withdraw(operation):  # it has begun to arrive: see it through
-                self._runner.finish(operation)
-                return out
-            raise
-        return out
-
-    def recv_async(self, out: Any, source: int, *, timeout: float | None = None) -> Handle:
-        """As `recv`, returning at once; its timeout gives the operation up and breaks the group."""
-        operation = self._post(writing(out, "recv"), "source", source, False, timeout, True)
-        return Handle(self._runner, operation, out)
-
     # ---- life ----
 
     def store(
@@ -480,10 +444,6 @@ class Group:
                 f"{name} cannot give the mean of integers; use op='sum' or cast to float"
             )
 
-    def _check_rank(self, rank: int, what: str, name: str) -> None:
-        if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
-            raise ValueError(f"{name} expected {what}= from 0 to {self.size - 1}, got {rank!r}")
-
     # ---- running ----
 
     def _run(
@@ -561,31 +521,6 @@ class Group:
             executor = self._runner.engine.bind(mine, plans.tile_bytes(plan))
             self._bound[key] = executor
             return executor
-
-    def _post(
-        self,
-        buffer: Buffer,
-        role: str,
-        peer: int,
-        sends: bool,
-        timeout: float | None,
-        background: bool,
-    ) -> _core.Operation:
-        name = "send" if sends else "recv"
-        self._runner.check()
-        self._check_rank(peer, role, name)
-        if peer == self.rank:
-            raise ValueError(f"{name} needs another rank, got {role}={peer}, which is this one")
-        limit = self.timeout if timeout is None else timeout
-        self._wiring.pair(peer, limit, self._runner.check)
-        # A blocking recv keeps its own time, so that it can be taken back.
-        deadline = limit if sends or background else float("inf")
-        return self._runner.start(
-            lambda: self._runner.engine.post(
-                sends, peer, buffer.address, buffer.elements, buffer.dtype, deadline, background
-            ),
-            keep=buffer,
-        )
 
 
 def _why_left(error: BaseException | None) -> str:

@@ -34,9 +34,10 @@ LAYERS = {
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
+    "_messages": {*PARTS, "_arrays", "_handle", "_runner", "_wiring"},
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
-    | {"store"},
+    | {"_messages", "store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}

@@ -113,6 +113,9 @@ def async_and_messages(world):
         handle.wait()
     for rank in others:
         np.testing.assert_array_equal(inbox[rank], 100.0 * rank + world.rank)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    moved = world.sendrecv(np.full(300_000, world.rank), to=right, source=left)
+    np.testing.assert_array_equal(moved, left)
     try:
         world.recv(np.empty(1), source=others[0], timeout=0.05)
         raise AssertionError("nothing was sent")
