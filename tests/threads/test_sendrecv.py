@@ -105,7 +105,7 @@ def test_to_oneself():
 
         assert got is not x and got.tolist() == x.tolist()
         assert later.done() and later.wait().tolist() == x.tolist()
-        with pytest.raises(ValueError, match="expected out= of 5 elements .* got 4"):
+        with pytest.raises(ValueError, match=r"expected out= of 5 elements .* got 4"):
             world.sendrecv(x, to=0, source=0, out=np.empty(4, x.dtype))
 
 
