@@ -31,8 +31,14 @@ CODES: Final[dict[str, int]] = {
     "bfloat16": 9,
     "float32": 10,
     "float64": 11,
+    "bool": 12,
+    "complex64": 13,
+    "complex128": 14,
 }
 FLOATS: Final = frozenset({8, 9, 10, 11})
+COMPLEX: Final = frozenset({13, 14})
+# What tables of the store can be made of.
+STORED: Final = {name: code for name, code in CODES.items() if code <= CODES["float64"]}
 HALVES: Final = frozenset({8, 9})
 
 _BY_NUMPY: dict[np.dtype[Any], int] = {
@@ -98,6 +104,8 @@ def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
         raise ArrayError(
             f"{call} expected a plain dense tensor, got {x.layout}; make it dense first"
         )
+    if x.is_conj():  # only marked so: its memory holds the numbers as they were
+        raise ArrayError(f"{call} got a conjugate view of a tensor; pass x.resolve_conj()")
     if written and not x.is_leaf and x.requires_grad:
         raise ArrayError(
             f"{call} would overwrite a tensor that autograd still needs; pass x.detach()"

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from commute import _core
 from commute import plan as plans
-from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._arrays import HALVES, Buffer, empty_like, overlap, reading, writing
 from commute._bound import core_plan
 from commute._errors import CommuteError
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._messages import Messages
+from commute._reductions import OPS, check_op
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("commute")
 
-# The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
-_OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
 LEAVE_SECONDS: Final = 30.0
 _NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
 
@@ -124,7 +123,8 @@ class Group(Messages):
         Works in place and returns x; with `out` x is left alone and out is returned.
 
         Args:
-            op: "sum", "mean" (not of integers), "prod", "min" or "max".
+            op: "sum", "mean" (not of integers), "prod", "min", "max" (not of complex numbers),
+                "and", "or" or "xor" (of integers and bool).
             algorithm: force one, e.g. "ring"; `commute show plan` lists them.
             deterministic: sum in rank order, so that equal inputs on a group of equal size give
                 equal bits, always.
@@ -384,7 +384,7 @@ class Group(Messages):
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
-        self._check_op(op, source, name)
+        check_op(op, source.dtype, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
         return _Call(collective, source, target, source.elements, result, op, root)
@@ -394,7 +394,7 @@ class Group(Messages):
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
-        self._check_op(op, source, "reduce")
+        check_op(op, source.dtype, "reduce")
         result = x if out is None else out
         return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
 
@@ -407,7 +407,7 @@ class Group(Messages):
 
     def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
         source = reading(x, "reduce_scatter")
-        self._check_op(op, source, "reduce_scatter")
+        check_op(op, source.dtype, "reduce_scatter")
         if not source.shape or source.shape[0] != self.size:
             raise ValueError(
                 f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
@@ -435,14 +435,6 @@ class Group(Messages):
         if not same and overlap(source, target):
             raise ValueError(f"{name} got an out= that overlaps x; pass separate memory")
         return target
-
-    def _check_op(self, op: str, source: Buffer, name: str) -> None:
-        if op not in _OPS:
-            raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
-        if op == "mean" and source.dtype not in FLOATS:
-            raise TypeError(
-                f"{name} cannot give the mean of integers; use op='sum' or cast to float"
-            )
 
     # ---- running ----
 
@@ -478,7 +470,7 @@ class Group(Messages):
                 call.target.address,
                 call.elements,
                 call.source.dtype,
-                _OPS[call.op],
+                OPS[call.op],
                 call.op == "mean",
                 limit,
                 background,

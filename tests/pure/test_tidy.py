@@ -29,6 +29,7 @@ LAYERS = {
     "cluster": GROUND,
     "_arrays": GROUND,
     "_settings": GROUND,
+    "_reductions": {*GROUND, "_arrays"},
     "_runner": PARTS,
     "_wiring": {*PARTS, "_runner"},
     "_handle": {*PARTS, "_runner"},
@@ -37,7 +38,7 @@ LAYERS = {
     "_messages": {*PARTS, "_arrays", "_handle", "_runner", "_wiring"},
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
-    | {"_messages", "store"},
+    | {"_messages", "_reductions", "store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}
