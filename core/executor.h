@@ -108,7 +108,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
     size_t sent = 0;         // payload bytes
     size_t received = 0;     // payload bytes; for reductions: already reduced
     size_t carried = 0;      // bytes of an element that has not arrived whole
-    char carry[8];
+    char carry[kItemBytesMax];
   };
   struct Run {  // a run of chunks in memory
     std::byte* at;

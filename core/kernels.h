@@ -7,7 +7,11 @@
 // - a result that is not a number is the positive quiet one without payload (0x7e00, 0x7fc0,
 //   0x7fc00000, 0x7ff8000000000000): processors differ in whose payload and sign they keep;
 // - min and max yield NaN if any element is NaN, and order -0 before +0, so that their result does
-//   not depend on the order of the sources.
+//   not depend on the order of the sources;
+// - of bool, sum, max and or are "any", prod, min and and are "all", as NumPy's add and multiply; a
+//   result is 0 or 1, whatever true was stored as;
+// - complex numbers are two floats each: NaN is canonical, and a mean divides, part by part;
+// - a op b and b op a are the same bits.
 //
 // Arrays start on a multiple of their element's size; no other alignment is asked. A count, always
 // of elements, may be 0.
@@ -35,9 +39,10 @@ using Divide = void (*)(void* dst, std::size_t count, std::uint64_t divisor);
 
 struct KernelSet {
   const char* name;
+  // Null where `reduces` says that there is no such reduction.
   Reduce reduce[kDtypeCount][kReduceOpCount];
   ReduceMany reduce_many[kDtypeCount][kReduceOpCount];
-  Divide divide[kDtypeCount];  // null for integers
+  Divide divide[kDtypeCount];  // null for integers and bool
 
   Reduce reduce_for(Dtype dtype, ReduceOp op) const { return reduce[index(dtype)][index(op)]; }
   ReduceMany reduce_many_for(Dtype dtype, ReduceOp op) const {

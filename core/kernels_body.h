@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>  // for types only
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -197,6 +198,26 @@ struct Float16 {
 #endif
 };
 
+struct Bool {
+  using Item = std::uint8_t;
+  using Stored = Vector<std::uint8_t>;
+  using Value = Stored;
+  static COMMUTE_INLINE Value widen(Stored stored) { return bits_as<Value>(stored != 0) & 1; }
+  static COMMUTE_INLINE Stored narrow(Value value) { return value; }
+};
+
+// Real and imaginary parts take turns in a vector: sums and means go part by part.
+struct Complex64 : Float32 {
+  struct Item {
+    float parts[2];
+  };
+};
+struct Complex128 : Float64 {
+  struct Item {
+    double parts[2];
+  };
+};
+
 // ---- Operations ----
 
 struct Sum {
@@ -250,6 +271,47 @@ struct FloatMax {
     return bits_as<V>(bits_as<B>(a) ^ bits_as<B>(-V{}));
   }
 };
+
+struct And {
+  template <class V>
+  static COMMUTE_INLINE V apply(V a, V b) {
+    return a & b;
+  }
+};
+
+struct Or {
+  template <class V>
+  static COMMUTE_INLINE V apply(V a, V b) {
+    return a | b;
+  }
+};
+
+struct Xor {
+  template <class V>
+  static COMMUTE_INLINE V apply(V a, V b) {
+    return a ^ b;
+  }
+};
+
+// (ac - bd) + (ad + bc)i, each part as the textbook has it: a and b are spread over both places of
+// a pair, c and d change places for the second product.
+template <class Lanes>
+struct ComplexProdOf;
+template <size_t... kLane>
+struct ComplexProdOf<std::index_sequence<kLane...>> {
+  template <class V>
+  static COMMUTE_INLINE V apply(V x, V y) {
+    using B = decltype(x == x);
+    const V real = __builtin_shufflevector(x, x, (kLane & ~size_t{1})...);
+    const V imaginary = __builtin_shufflevector(x, x, (kLane | 1)...);
+    const V swapped = __builtin_shufflevector(y, y, (kLane ^ 1)...);
+    const V minus_in_front = {(kLane % 2 == 0 ? -0.0f : 0.0f)...};
+    return real * y + bits_as<V>(bits_as<B>(imaginary * swapped) ^ bits_as<B>(minus_in_front));
+  }
+};
+template <class Format>
+using ComplexProd = ComplexProdOf<
+    std::make_index_sequence<sizeof(typename Format::Value) / sizeof(typename Format::Item) * 2>>;
 
 // ---- The walk ----
 
@@ -363,6 +425,17 @@ constexpr void add_integer(KernelSet& set, Dtype dtype) {
   add<Integer<Unsigned>, Prod>(set, dtype, ReduceOp::kProd);
   add<Integer<T>, Min>(set, dtype, ReduceOp::kMin);
   add<Integer<T>, Max>(set, dtype, ReduceOp::kMax);
+  add<Integer<Unsigned>, And>(set, dtype, ReduceOp::kAnd);
+  add<Integer<Unsigned>, Or>(set, dtype, ReduceOp::kOr);
+  add<Integer<Unsigned>, Xor>(set, dtype, ReduceOp::kXor);
+}
+
+constexpr void add_bool(KernelSet& set) {
+  for (const ReduceOp any : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kOr})
+    add<Bool, Or>(set, Dtype::kBool, any);
+  for (const ReduceOp all : {ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kAnd})
+    add<Bool, And>(set, Dtype::kBool, all);
+  add<Bool, Xor>(set, Dtype::kBool, ReduceOp::kXor);
 }
 
 template <class Format>
@@ -371,6 +444,13 @@ constexpr void add_float(KernelSet& set, Dtype dtype) {
   add<Format, Prod>(set, dtype, ReduceOp::kProd);
   add<Format, FloatMin>(set, dtype, ReduceOp::kMin);
   add<Format, FloatMax>(set, dtype, ReduceOp::kMax);
+  set.divide[index(dtype)] = divide<Format>;
+}
+
+template <class Format>
+constexpr void add_complex(KernelSet& set, Dtype dtype) {
+  add<Format, Sum>(set, dtype, ReduceOp::kSum);
+  add<Format, ComplexProd<Format>>(set, dtype, ReduceOp::kProd);
   set.divide[index(dtype)] = divide<Format>;
 }
 
@@ -389,6 +469,9 @@ constexpr KernelSet all_kernels() {
   add_float<Bfloat16>(set, Dtype::kBfloat16);
   add_float<Float32>(set, Dtype::kFloat32);
   add_float<Float64>(set, Dtype::kFloat64);
+  add_bool(set);
+  add_complex<Complex64>(set, Dtype::kComplex64);
+  add_complex<Complex128>(set, Dtype::kComplex128);
   return set;
 }
 

@@ -45,6 +45,9 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
 std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in,
                                   uintptr_t out, uint64_t count, int dtype, int reduce_op,
                                   bool mean, double timeout, bool background) {
+  if (!is_dtype(uint64_t(dtype)) || !is_reduce_op(uint64_t(reduce_op)) ||
+      !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)))
+    throw std::invalid_argument("there is no such reduction");
   auto operation = new_operation(dtype, count, in, out, timeout);
   const Plan& plan = executor->plan();
   operation->call.collective = plan.collective;

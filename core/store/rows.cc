@@ -183,6 +183,10 @@ void repeat(Dtype dtype, double value, std::byte* row, size_t width) {
       return repeat(cast<float>(value), row, width);
     case Dtype::kFloat64:
       return repeat(value, row, width);
+    case Dtype::kBool:
+    case Dtype::kComplex64:
+    case Dtype::kComplex128:
+      return;  // no table has them: see is_stored
   }
 }
 

@@ -86,7 +86,7 @@ std::string describe_rows(const TableSpec& spec) {
 void check_rows(const TableSpec& spec) {
   if (spec.count < 1 || spec.count > kWidthMax || spec.admit < 1 || spec.slots == 0)
     throw std::invalid_argument("there are no such rows");
-  if (!is_dtype(index(spec.wire)) || spec.initial.kind > Initial::Kind::kNormal)
+  if (!is_stored(spec.wire) || spec.initial.kind > Initial::Kind::kNormal)
     throw std::invalid_argument("there are no such first rows, or no such dtype on the wire");
   if (spec.wire != spec.dtype && (spec.dtype != Dtype::kFloat32 ||
                                   (spec.wire != Dtype::kFloat16 && spec.wire != Dtype::kBfloat16)))
@@ -131,7 +131,7 @@ TableSpec TableSpec::decode(Bytes& bytes) {
   spec.admit = encoded.admit;
   spec.expire_after = encoded.expire_after;
   spec.update = Update::decode(take_bytes(bytes, Update::kEncodedBytes));
-  if (!is_dtype(index(spec.dtype)) || spec.staleness < -1)
+  if (!is_stored(spec.dtype) || spec.staleness < -1)
     throw std::invalid_argument("there is no such dtype or staleness");
   if (!spec.update.takes(spec.dtype))
     throw std::invalid_argument(std::string(name(spec.update.kind)) +

@@ -202,7 +202,7 @@ Update Update::decode(std::span<const std::byte> bytes) {
 
 Update Update::of(UpdateKind kind, bool nesterov, bool semiring, ReduceOp times,
                   std::span<const double, kNumbers> n) {
-  if (static_cast<int>(kind) >= kUpdateKinds || !is_reduce_op(index(times)))
+  if (static_cast<int>(kind) >= kUpdateKinds || times > ReduceOp::kMax)
     throw std::invalid_argument("there is no such update");
   return {kind, nesterov, semiring, times, n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
 }

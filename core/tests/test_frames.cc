@@ -112,8 +112,9 @@ TEST(codes_and_lengths_that_no_rank_sends_are_refused) {
   CHECK_EQ(refusal([](FrameHeader& h) { h.kind = FrameKind(3); }), "its kind is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.collective = Collective(8); }),
            "its operation is unknown");
-  CHECK_EQ(refusal([](FrameHeader& h) { h.dtype = Dtype(12); }), "its dtype is unknown");
-  CHECK_EQ(refusal([](FrameHeader& h) { h.reduction = 4; }), "its reduction is unknown");
+  CHECK_EQ(refusal([](FrameHeader& h) { h.dtype = Dtype(kDtypeCount); }), "its dtype is unknown");
+  CHECK_EQ(refusal([](FrameHeader& h) { h.reduction = kReduceOpCount; }),
+           "its reduction is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.bytes = kFrameBytesMax; }), "");
   CHECK(!refusal([](FrameHeader& h) { h.bytes = kFrameBytesMax + 1; }).empty());
   CHECK(!refusal([](FrameHeader& h) { h.bytes = UINT64_MAX; }).empty());

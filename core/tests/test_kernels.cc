@@ -73,6 +73,9 @@ T integer_reduced(ReduceOp op, T a, T b) {
   const auto wide_b = static_cast<std::uint64_t>(b);
   if (op == ReduceOp::kSum) return static_cast<T>(wide_a + wide_b);
   if (op == ReduceOp::kProd) return static_cast<T>(wide_a * wide_b);
+  if (op == ReduceOp::kAnd) return static_cast<T>(wide_a & wide_b);
+  if (op == ReduceOp::kOr) return static_cast<T>(wide_a | wide_b);
+  if (op == ReduceOp::kXor) return static_cast<T>(wide_a ^ wide_b);
   return op == ReduceOp::kMin ? std::min(a, b) : std::max(a, b);
 }
 
@@ -101,6 +104,18 @@ struct IntegerCodec {
   static std::uint64_t encode(T value) { return static_cast<std::make_unsigned_t<T>>(value); }
 };
 
+bool bool_reduced(ReduceOp op, bool a, bool b) {
+  if (op == ReduceOp::kXor) return a != b;
+  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kOr;
+  return any ? a || b : a && b;
+}
+
+struct BoolCodec {
+  using Value = bool;
+  static bool decode(std::uint64_t bits) { return bits != 0; }
+  static std::uint64_t encode(bool value) { return value ? 1 : 0; }
+};
+
 template <class Action>
 auto with_codec(Dtype dtype, Action action) {
   switch (dtype) {
@@ -126,6 +141,8 @@ auto with_codec(Dtype dtype, Action action) {
       return action(HalfCodec<kBfloat16Format>{});
     case Dtype::kFloat32:
       return action(FloatCodec<float, std::uint32_t>{});
+    case Dtype::kBool:
+      return action(BoolCodec{});
     default:
       return action(FloatCodec<double, std::uint64_t>{});
   }
@@ -139,6 +156,8 @@ Elements reference_reduced(Dtype dtype, ReduceOp op, const std::vector<Elements>
       for (std::size_t k = 1; k < sources.size(); ++k) {
         if constexpr (std::is_floating_point_v<decltype(value)>) {
           value = float_reduced(op, value, codec.decode(sources[k][i]));
+        } else if constexpr (std::is_same_v<decltype(value), bool>) {
+          value = bool_reduced(op, value, codec.decode(sources[k][i]));
         } else {
           value = integer_reduced(op, value, codec.decode(sources[k][i]));
         }
@@ -261,12 +280,15 @@ Elements random_elements(Dtype dtype, std::size_t count, std::mt19937_64& random
   return result;
 }
 
+// Every reduction there is, but those of complex numbers, which do not fit a uint64_t.
 template <class Action>
 void for_all(Action action) {
   for (const KernelSet* set : supported_kernel_sets()) {
     for (std::size_t d = 0; d < kDtypeCount; ++d) {
       for (std::size_t o = 0; o < kReduceOpCount; ++o) {
-        action(*set, static_cast<Dtype>(d), static_cast<ReduceOp>(o));
+        const auto dtype = static_cast<Dtype>(d);
+        const auto op = static_cast<ReduceOp>(o);
+        if (!is_complex(dtype) && reduces(dtype, op)) action(*set, dtype, op);
       }
     }
   }
@@ -298,12 +320,19 @@ void check_reduce(const KernelSet& set, Dtype dtype, ReduceOp op, const Elements
 // ---- Tests ----
 
 TEST(kernels_dtype_codes) {
-  CHECK_EQ(static_cast<int>(Dtype::kFloat64) + 1, static_cast<int>(kDtypeCount));
+  CHECK_EQ(static_cast<int>(Dtype::kComplex128) + 1, static_cast<int>(kDtypeCount));
+  CHECK_EQ(static_cast<int>(ReduceOp::kXor) + 1, static_cast<int>(kReduceOpCount));
+  CHECK_EQ(std::string(name(Dtype::kComplex128)), "complex128");
+  CHECK_EQ(std::string(name(ReduceOp::kXor)), "xor");
+  for (std::size_t d = 0; d < kDtypeCount; ++d)
+    CHECK(item_bytes(static_cast<Dtype>(d)) <= kItemBytesMax);
   CHECK_EQ(std::string(name(Dtype::kBfloat16)), "bfloat16");
   CHECK_EQ(std::string(name(ReduceOp::kMax)), "max");
   CHECK_EQ(item_bytes(Dtype::kUint64), 8u);
   CHECK(is_float(Dtype::kFloat16) && !is_float(Dtype::kUint64));
-  CHECK(is_dtype(11) && !is_dtype(12) && is_reduce_op(3) && !is_reduce_op(4));
+  CHECK(!is_float(Dtype::kBool) && !is_float(Dtype::kComplex64) && is_complex(Dtype::kComplex64));
+  CHECK(is_stored(Dtype::kFloat64) && !is_stored(Dtype::kBool) && !is_stored(Dtype::kComplex128));
+  CHECK(is_dtype(14) && !is_dtype(15) && is_reduce_op(6) && !is_reduce_op(7));
 }
 
 TEST(kernels_sets_are_found_by_name) {
@@ -315,11 +344,17 @@ TEST(kernels_sets_are_found_by_name) {
 }
 
 TEST(kernels_tables_are_complete) {
-  for_all([](const KernelSet& set, Dtype dtype, ReduceOp op) {
-    CHECK(set.reduce_for(dtype, op) != nullptr);
-    CHECK(set.reduce_many_for(dtype, op) != nullptr);
-    CHECK_EQ(set.divide_for(dtype) != nullptr, is_float(dtype));
-  });
+  for (const KernelSet* set : supported_kernel_sets()) {
+    for (std::size_t d = 0; d < kDtypeCount; ++d) {
+      const auto dtype = static_cast<Dtype>(d);
+      for (std::size_t o = 0; o < kReduceOpCount; ++o) {
+        const auto op = static_cast<ReduceOp>(o);
+        CHECK_EQ(set->reduce_for(dtype, op) != nullptr, reduces(dtype, op));
+        CHECK_EQ(set->reduce_many_for(dtype, op) != nullptr, reduces(dtype, op));
+      }
+      CHECK_EQ(set->divide_for(dtype) != nullptr, is_float(dtype) || is_complex(dtype));
+    }
+  }
 }
 
 TEST(kernels_reduce_any_length_and_start) {
@@ -469,6 +504,116 @@ TEST(kernels_sets_agree_on_random_bits) {
     set.reduce_many_for(dtype, op)(&dsts[1], 1, sources, 3, kCount);
     check_same(got.elements(), expected.elements(), label(set, dtype, op));
   });
+}
+
+// Both orders give the same bits; plans that add up what arrives first or last rely on it.
+TEST(kernels_commute) {
+  std::mt19937_64 random(5);
+  for_all([&](const KernelSet& set, Dtype dtype, ReduceOp op) {
+    const Elements a = random_elements(dtype, 1000, random);
+    const Elements b = random_elements(dtype, 1000, random);
+    Array one(dtype, a, 0), two(dtype, b, 1), forth(dtype, a, 2), back(dtype, a, 3);
+    set.reduce_for(dtype, op)(forth.data(), one.data(), two.data(), 1000);
+    set.reduce_for(dtype, op)(back.data(), two.data(), one.data(), 1000);
+    check_same(forth.elements(), back.elements(), label(set, dtype, op));
+  });
+}
+
+// ---- Complex numbers: arrays of parts, real and imaginary in turn ----
+
+struct ComplexKind {
+  Dtype dtype;
+  Dtype part;
+};
+constexpr ComplexKind kComplexKinds[] = {{Dtype::kComplex64, Dtype::kFloat32},
+                                         {Dtype::kComplex128, Dtype::kFloat64}};
+
+Elements reference_complex(ComplexKind kind, ReduceOp op, const std::vector<Elements>& sources) {
+  if (op == ReduceOp::kSum) return reference_reduced(kind.part, op, sources);
+  return with_codec(kind.part, [&](auto codec) {
+    using Value = typename decltype(codec)::Value;
+    Elements result;
+    for (std::size_t i = 0; i < sources[0].size(); i += 2) {
+      Value real = codec.decode(sources[0][i]), imaginary = codec.decode(sources[0][i + 1]);
+      for (std::size_t k = 1; k < sources.size(); ++k) {
+        const Value c = codec.decode(sources[k][i]), d = codec.decode(sources[k][i + 1]);
+        const Value next = real * c - imaginary * d;
+        imaginary = real * d + imaginary * c;
+        real = next;
+      }
+      result.push_back(codec.encode(real));
+      result.push_back(codec.encode(imaginary));
+    }
+    return result;
+  });
+}
+
+template <class Action>
+void for_all_complex(Action action) {
+  for (const KernelSet* set : supported_kernel_sets())
+    for (const ComplexKind kind : kComplexKinds)
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd}) action(*set, kind, op);
+}
+
+TEST(kernels_complex_any_length_and_start) {
+  std::mt19937_64 random(6);
+  for_all_complex([&](const KernelSet& set, ComplexKind kind, ReduceOp op) {
+    for (const std::size_t count : kLengths) {
+      for (const std::size_t offset : {0, 1, 3}) {  // in parts: no more alignment is promised
+        std::vector<Elements> contents;
+        for (int k = 0; k < 3; ++k)
+          contents.push_back(random_elements(kind.part, 2 * count, random));
+        Array a(kind.part, contents[0], offset), b(kind.part, contents[1], offset + 1),
+            c(kind.part, contents[2], 0), apart(kind.part, contents[0], 1);
+        const std::string what = label(set, kind.dtype, op);
+        set.reduce_for(kind.dtype, op)(apart.data(), a.data(), b.data(), count);
+        check_same(apart.elements(), reference_complex(kind, op, {contents[0], contents[1]}), what);
+        const void* sources[] = {a.data(), b.data(), c.data()};
+        void* dsts[] = {apart.data(), c.data()};
+        set.reduce_many_for(kind.dtype, op)(dsts, 2, sources, 3, count);
+        const Elements expected = reference_complex(kind, op, contents);
+        check_same(apart.elements(), expected, what + " many");
+        check_same(c.elements(), expected, what + " many, back");
+        CHECK(apart.guards_untouched() && c.guards_untouched());
+        set.reduce_for(kind.dtype, op)(a.data(), a.data(), b.data(), count);
+        check_same(a.elements(), reference_complex(kind, op, {contents[0], contents[1]}),
+                   what + " into a");
+      }
+    }
+  });
+}
+
+TEST(kernels_complex_special_values) {
+  for_all_complex([](const KernelSet& set, ComplexKind kind, ReduceOp op) {
+    std::mt19937_64 random(7);
+    const Elements special = special_values(kind.part);
+    Elements a, b;
+    for (const std::uint64_t x : special) {
+      for (const std::uint64_t y : special) {
+        for (const std::uint64_t part : {x, y}) a.push_back(part);
+        for (int part = 0; part < 2; ++part) b.push_back(special[random() % special.size()]);
+      }
+    }
+    Array one(kind.part, a, 0), two(kind.part, b, 1), forth(kind.part, a, 2), back(kind.part, a, 3);
+    set.reduce_for(kind.dtype, op)(forth.data(), one.data(), two.data(), a.size() / 2);
+    set.reduce_for(kind.dtype, op)(back.data(), two.data(), one.data(), a.size() / 2);
+    check_same(forth.elements(), reference_complex(kind, op, {a, b}), label(set, kind.dtype, op));
+    check_same(back.elements(), forth.elements(), label(set, kind.dtype, op) + " commutes");
+  });
+}
+
+TEST(kernels_complex_divide) {
+  std::mt19937_64 random(8);
+  for (const KernelSet* set : supported_kernel_sets()) {
+    for (const ComplexKind kind : kComplexKinds) {
+      const Elements elements = random_elements(kind.part, 2 * 65, random);
+      Array dst(kind.part, elements, 1);
+      set->divide_for(kind.dtype)(dst.data(), 65, 3);
+      check_same(dst.elements(), reference_divided(kind.part, elements, 3),
+                 std::string(set->name) + " divide " + name(kind.dtype));
+      CHECK(dst.guards_untouched());
+    }
+  }
 }
 
 }  // namespace

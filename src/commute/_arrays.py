@@ -9,6 +9,7 @@ only if its module is loaded already.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any, Final, NamedTuple
 
@@ -30,8 +31,14 @@ CODES: Final[dict[str, int]] = {
     "bfloat16": 9,
     "float32": 10,
     "float64": 11,
+    "bool": 12,
+    "complex64": 13,
+    "complex128": 14,
 }
 FLOATS: Final = frozenset({8, 9, 10, 11})
+COMPLEX: Final = frozenset({13, 14})
+# What tables of the store can be made of.
+STORED: Final = {name: code for name, code in CODES.items() if code <= CODES["float64"]}
 HALVES: Final = frozenset({8, 9})
 
 _BY_NUMPY: dict[np.dtype[Any], int] = {
@@ -72,6 +79,11 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=_as_numpy(x, "empty_like").dtype)
 
 
+def copy_into(target: Buffer, source: Buffer) -> None:
+    """Copy the bytes of one buffer into another of the same length."""
+    ctypes.memmove(target.address, source.address, source.nbytes)
+
+
 def overlap(a: Buffer, b: Buffer) -> bool:
     return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
 
@@ -92,6 +104,8 @@ def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
         raise ArrayError(
             f"{call} expected a plain dense tensor, got {x.layout}; make it dense first"
         )
+    if x.is_conj():  # only marked so: its memory holds the numbers as they were
+        raise ArrayError(f"{call} got a conjugate view of a tensor; pass x.resolve_conj()")
     if written and not x.is_leaf and x.requires_grad:
         raise ArrayError(
             f"{call} would overwrite a tensor that autograd still needs; pass x.detach()"

@@ -18,16 +18,15 @@ import numpy as np
 
 from commute import _core
 from commute import plan as plans
-from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
+from commute._arrays import HALVES, Buffer, empty_like, overlap, reading, writing
 from commute._bound import core_plan
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
+from commute._reductions import OPS, check_op
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
 
-# The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
-_OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
 _NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
 
 
@@ -70,7 +69,7 @@ class Calls:
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
-        self._check_op(op, source, name)
+        check_op(op, source.dtype, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
         return _Call(collective, source, target, source.elements, result, op, root)
@@ -80,7 +79,7 @@ class Calls:
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
-        self._check_op(op, source, "reduce")
+        check_op(op, source.dtype, "reduce")
         result = x if out is None else out
         return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
 
@@ -93,7 +92,7 @@ class Calls:
 
     def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
         source = reading(x, "reduce_scatter")
-        self._check_op(op, source, "reduce_scatter")
+        check_op(op, source.dtype, "reduce_scatter")
         if not source.shape or source.shape[0] != self.size:
             raise ValueError(
                 f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
@@ -121,14 +120,6 @@ class Calls:
         if not same and overlap(source, target):
             raise ValueError(f"{name} got an out= that overlaps x; pass separate memory")
         return target
-
-    def _check_op(self, op: str, source: Buffer, name: str) -> None:
-        if op not in _OPS:
-            raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
-        if op == "mean" and source.dtype not in FLOATS:
-            raise TypeError(
-                f"{name} cannot give the mean of integers; use op='sum' or cast to float"
-            )
 
     def _check_rank(self, rank: int, what: str, name: str) -> None:
         if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
@@ -168,7 +159,7 @@ class Calls:
                 call.target.address,
                 call.elements,
                 call.source.dtype,
-                _OPS[call.op],
+                OPS[call.op],
                 call.op == "mean",
                 limit,
                 background,
@@ -211,33 +202,6 @@ class Calls:
             executor = self._runner.engine.bind(mine, plans.tile_bytes(plan))
             self._bound[key] = executor
             return executor
-
-    def _post(
-        self,
-        buffer: Buffer,
-        role: str,
-        peer: int,
-        sends: bool,
-        timeout: float | None,
-        background: bool,
-    ) -> _core.Operation:
-        name = "send" if sends else "recv"
-        self._runner.check()
-        self._check_rank(peer, role, name)
-        if peer == self.rank:
-            raise ValueError(f"{name} needs another rank, got {role}={peer}, which is this one")
-        limit = self.timeout if timeout is None else timeout
-        self._wiring.pair(peer, limit, self._runner.check)
-        # A blocking recv keeps its own time, so that it can be taken back.
-        deadline = limit if sends or background else float("inf")
-        return self._runner.start(
-            lambda: self._runner.engine.post(
-                sends, peer, buffer.address, buffer.elements, buffer.dtype, deadline, background
-            ),
-            keep=buffer,
-        )
-
-    # ---- shared memory ----
 
     def _forget_plans(self) -> None:
         """Bind every plan anew at its next use; all ranks call this between the same operations."""

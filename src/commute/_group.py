@@ -18,10 +18,9 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from commute._arrays import reading, writing
-from commute._calls import Calls
 from commute._errors import CommuteError
 from commute._handle import Handle
+from commute._messages import Messages
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
@@ -35,7 +34,7 @@ _log = logging.getLogger("commute")
 LEAVE_SECONDS: Final = 30.0
 
 
-class Group(Calls):
+class Group(Messages):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.
@@ -93,7 +92,8 @@ class Group(Calls):
         Works in place and returns x; with `out` x is left alone and out is returned.
 
         Args:
-            op: "sum", "mean" (not of integers), "prod", "min" or "max".
+            op: "sum", "mean" (not of integers), "prod", "min", "max" (not of complex numbers),
+                "and", "or" or "xor" (of integers and bool).
             algorithm: force one, e.g. "ring"; `commute show plan` lists them.
             deterministic: sum in rank order, so that equal inputs on a group of equal size give
                 equal bits, always.
@@ -234,41 +234,6 @@ class Group(Calls):
     def barrier_async(self, *, timeout: float | None = None) -> Handle:
         """As `barrier`, returning at once; the handle is done when every rank has called it."""
         return self._begin(self._barrier(), None, False, timeout)
-
-    # ---- point to point ----
-
-    def send(self, x: Any, to: int, *, timeout: float | None = None) -> None:
-        """Send x to a rank, which must `recv` an array of the same dtype and length.
-
-        Returns when x may be reused; the message may still be on its way.
-        """
-        operation = self._post(reading(x, "send"), "to", to, True, timeout, False)
-        self._runner.finish(operation)
-
-    def send_async(self, x: Any, to: int, *, timeout: float | None = None) -> Handle:
-        """As `send`, returning at once."""
-        operation = self._post(reading(x, "send"), "to", to, True, timeout, True)
-        return Handle(self._runner, operation, None)
-
-    def recv(self, out: Any, source: int, *, timeout: float | None = None) -> Any:
-        """Receive the next message of a rank into out; returns out.
-
-        A timeout before anything arrived leaves the group sound and the message to the next recv.
-        """
-        operation = self._post(writing(out, "recv"), "source", source, False, None, False)
-        try:
-            self._runner.finish(operation, self.timeout if timeout is None else timeout)
-        except TimeoutError:
-            if not self._runner.withdraw(operation):  # it has begun to arrive: see it through
-                self._runner.finish(operation)
-                return out
-            raise
-        return out
-
-    def recv_async(self, out: Any, source: int, *, timeout: float | None = None) -> Handle:
-        """As `recv`, returning at once; its timeout gives the operation up and breaks the group."""
-        operation = self._post(writing(out, "recv"), "source", source, False, timeout, True)
-        return Handle(self._runner, operation, out)
 
     # ---- life ----
 

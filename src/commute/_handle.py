@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from commute import _core
@@ -21,9 +23,13 @@ class Handle:
     array([1., 1., 1.])
     """
 
-    def __init__(self, runner: Runner, operation: _core.Operation, result: Any) -> None:
+    def __init__(
+        self, runner: Runner, operation: _core.Operation | Sequence[_core.Operation], result: Any
+    ) -> None:
         self._runner = runner
-        self._operation = operation
+        self._operations = (
+            [operation] if isinstance(operation, _core.Operation) else list(operation)
+        )
         self._result = result
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -34,13 +40,17 @@ class Handle:
                 and `wait` can be called again. (The `timeout=` of the call itself gives it up.)
             PeerLostError, MismatchError, AbandonedError, ClosedError: as the blocking call.
         """
-        self._runner.finish(self._operation, timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        for operation in self._operations:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            self._runner.finish(operation, left)
         return self._result
 
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""
-        return self._operation.finished
+        return all(operation.finished for operation in self._operations)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "under way"
-        return f"<Handle of {self._operation.describe()}, {state}>"
+        what = " and ".join(operation.describe() for operation in self._operations)
+        return f"<Handle of {what or 'nothing'}, {state}>"

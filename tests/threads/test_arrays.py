@@ -219,10 +219,13 @@ REFUSED = {
     "bytes": (b"abc", ValueError, r"read-only one"),
     "unaligned": (UNALIGNED, ValueError, r"aligned to its elements; pass x.copy\(\)"),
     "byte-swapped": (np.ones(4, ">f8"), TypeError, r"got >f8; cast before calling"),
-    "complex": (np.ones(4, complex), TypeError, r"expected one of int8, .* got complex128; cast"),
-    "complex tensor": (torch.ones(2, dtype=torch.complex64), TypeError, r"got complex64; cast"),
-    "bool": (np.ones(4, bool), TypeError, r"got bool; cast before calling"),
-    "bool tensor": (torch.ones(2, dtype=torch.bool), TypeError, r"got bool; cast before calling"),
+    "small float": (torch.zeros(2, dtype=torch.float8_e5m2), TypeError, r"got float8_e5m2; cast"),
+    "conjugate view": (
+        torch.ones(2, dtype=torch.complex64).conj(),
+        TypeError,
+        r"got a conjugate view of a tensor; pass x.resolve_conj\(\)",
+    ),
+    "long complex": (np.ones(4, "clongdouble"), TypeError, r"expected one of int8, .* got c"),
     "long double": (np.ones(4, "longdouble"), TypeError, r"got float128|got longdouble"),
     "text": (np.array(["a"]), TypeError, r"got <U1; cast"),
     "objects": (np.array([None]), TypeError, r"got object; cast"),
@@ -258,7 +261,9 @@ def test_refused(what):
     assert together(work) == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("what", ["complex", "bool", "list", "device", "byte-swapped", "None"])
+@pytest.mark.parametrize(
+    "what", ["long complex", "conjugate view", "list", "device", "byte-swapped", "None"]
+)
 def test_refused_where_it_is_only_read(what):
     x, kind, words = REFUSED[what]
 

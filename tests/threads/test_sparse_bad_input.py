@@ -116,7 +116,7 @@ BAD_ROWS: dict[str, tuple[Callable[[], Any], str]] = {
     "float64": (lambda: np.ones((2, 3)), "(2, 3) of float64"),
     "int32": (lambda: np.ones((2, 3), "int32"), "(2, 3) of int32"),
     "a device that does not fit": (lambda: [np.ones((2, 3), "float32"), np.ones(3)], "(3,)"),
-    "bool": (lambda: np.ones((2, 3), bool), "got bool"),
+    "bool": (lambda: np.ones((2, 3), bool), "(2, 3) of bool"),
     "no device": (list, "got none"),
     "text": (lambda: "abc", "got str"),
     "NaN": (lambda: np.array([[1, 1, 1], [1, NAN, 1]], "float32"), "NaN"),

@@ -20,14 +20,20 @@ from commute import Group, plan
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 INTEGERS = [np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = [np.dtype("float16"), BFLOAT16, np.dtype("float32"), np.dtype("float64")]
-DTYPES = [*INTEGERS, *FLOATS]
-OPS = ("sum", "mean", "prod", "min", "max")
+COMPLEX = [np.dtype("complex64"), np.dtype("complex128")]
+BOOL = np.dtype("bool")
+DTYPES = [*INTEGERS, *FLOATS, BOOL, *COMPLEX]
+ARITHMETIC = ("sum", "mean", "prod", "min", "max")
+OPS = (*ARITHMETIC, "and", "or", "xor")
 COMBINE = {
     "sum": np.add,
     "mean": np.add,
     "prod": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 SIZES = range(1, 10)
 ALLREDUCES = plan.algorithms("allreduce")
@@ -49,7 +55,11 @@ def lengths(size: int) -> list[int]:
 
 
 def legal(dtype: np.dtype[Any], op: str) -> bool:
-    return op != "mean" or dtype in FLOATS
+    if op == "mean":
+        return dtype in FLOATS or dtype in COMPLEX
+    if op in ("min", "max"):
+        return dtype not in COMPLEX
+    return op in ("sum", "prod") or dtype in INTEGERS or dtype == BOOL
 
 
 def cases(size: int, seed: int) -> list[Case]:
@@ -80,6 +90,10 @@ def contribution(case: Case, number: int, seed: int, size: int, rank: int) -> np
     if case.dtype in INTEGERS:
         info = np.iinfo(case.dtype)
         return rng.integers(info.min, info.max, shape, case.dtype, endpoint=True)
+    if case.dtype == BOOL:
+        return rng.random(shape) < rng.random()
+    if case.dtype in COMPLEX:  # two primes: their products are exact, and no part is 0 or -0
+        return rng.choice([2 + 1j, 3 + 2j], shape).astype(case.dtype)
     if case.op == "prod":
         return rng.choice([-2.0, -1.0, 0.5, 1.0, 2.0], shape).astype(case.dtype)
     return rng.integers(-8, 8, shape, endpoint=True).astype(case.dtype)
@@ -91,6 +105,9 @@ def fold(op: str, parts: list[np.ndarray]) -> np.ndarray:
         total = COMBINE[op](total, part)
     if op != "mean":
         return total
+    if total.dtype in COMPLEX:  # part by part, where NumPy multiplies by a rounded 1 / n
+        pairs = total.view(total.real.dtype)
+        return (pairs / pairs.dtype.type(len(parts))).view(total.dtype)
     wide = np.float64 if total.dtype == np.float64 else np.float32
     return (total.astype(wide) / wide(len(parts))).astype(total.dtype)
 
@@ -188,7 +205,7 @@ def test_not_a_number_spreads(ranks):
 
     def work(group: Group) -> list[bool]:
         answers = []
-        for dtype, op in itertools.product(FLOATS, OPS):
+        for dtype, op in itertools.product(FLOATS, ARITHMETIC):
             x = np.array([1.0, 2.0], dtype)
             if group.rank == 1:
                 x[0] = np.nan
@@ -266,12 +283,50 @@ def test_mean_of_integers_is_a_type_error(ranks):
     ranks(2).values(work)
 
 
+MEANINGLESS = {
+    ("mean", "bool"): "mean of bools; use op='or', or cast to float",
+    ("min", "complex64"): r"min of complex64, which has no order; pass abs\(x\), x.real or x.imag",
+    ("max", "complex128"): "max of complex128, which has no order",
+    ("and", "float32"): "by 'and' expected integers or bool, got float32; cast first",
+    ("or", "float16"): "by 'or' expected integers or bool, got float16",
+    ("xor", "complex128"): "by 'xor' expected integers or bool, got complex128",
+}
+
+
+@pytest.mark.parametrize(("op", "dtype"), MEANINGLESS)
+def test_reductions_that_make_no_sense(ranks, op, dtype):
+    """A TypeError that names both, on this rank alone."""
+
+    def work(group: Group) -> None:
+        words = MEANINGLESS[op, dtype]
+        for call in (group.allreduce, group.reduce, group.reduce_scatter, group.allreduce_async):
+            with pytest.raises(TypeError, match=words):
+                call(np.ones((2, 4), dtype), op=op)
+        group.barrier()
+
+    ranks(2).values(work)
+
+
+def test_truth_is_what_is_not_zero(ranks):
+    """Bytes other than 0 and 1 in an array of bools are true, and results are 0 and 1."""
+
+    def work(group: Group) -> list[list[int]]:
+        odd = np.array([0, 0, 2, 4], "uint8") if group.rank else np.array([0, 8, 0, 1], "uint8")
+        ops = ("sum", "prod", "min", "max", "and", "or", "xor")
+        found = [group.allreduce(odd.copy().view(bool), op=op) for op in ops]
+        return [x.view("uint8").tolist() for x in found]
+
+    any_of, all_of, one_of = [0, 1, 1, 1], [0, 0, 0, 1], [0, 1, 1, 0]
+    wanted = [any_of, all_of, all_of, any_of, all_of, any_of, one_of]
+    assert ranks(2).values(work) == [wanted] * 2
+
+
 def test_arguments_are_checked_before_anything_is_sent(ranks):
     """A mistake in the arguments is this rank's alone: the group goes on."""
 
     def work(group: Group) -> float:
         x = np.ones(4)
-        with pytest.raises(ValueError, match="one of sum, mean, prod, min, max, got 'median'"):
+        with pytest.raises(ValueError, match=r"one of sum, .*, xor, got 'median'"):
             group.allreduce(x, op="median")
         with pytest.raises(ValueError, match="by 'rings' is not known; choose from ring, tree"):
             group.allreduce(x, algorithm="rings")
@@ -302,7 +357,7 @@ TWINS = {"allreduce": "one-shot", "broadcast": "shared"}
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
 def test_kernels_give_the_bits_of_their_twin_plans(ranks, rng, call, size):
     """What fits beside the flag, what just does not, what just fits a line; each root, each op."""
-    for length, op in itertools.product((0, 1, 2, 6, 7, 333, 4096), OPS):
+    for length, op in itertools.product((0, 1, 2, 6, 7, 333, 4096), ARITHMETIC):
         values = rng.standard_normal((size, length)).astype("float32")
         options = {"op": op} if call == "allreduce" else {"root": int(rng.integers(size))}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from commute import _core
-from commute._arrays import CODES, reading
+from commute._arrays import CODES, STORED, reading
 from commute._errors import ArrayError, ClosedError, SettingError, UnknownTableError
 from commute._handle import Handle
 from commute.store.dense import DenseTable
@@ -478,13 +478,13 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def _dtype_code(dtype: Any) -> int:
     name = str(dtype).removeprefix("torch.")
-    if name not in CODES and dtype is not None:
+    if name not in STORED and dtype is not None:
         with contextlib.suppress(TypeError):
             found = np.dtype(dtype)
             name = found.name if found.isnative else str(found)
-    if name not in CODES:
-        raise SettingError(f"expected a dtype of {', '.join(CODES)}, got {dtype!r}")
-    return CODES[name]
+    if name not in STORED:
+        raise SettingError(f"expected a dtype of {', '.join(STORED)}, got {dtype!r}")
+    return STORED[name]
 
 
 def _first_value(init: Any, shape: tuple[int, ...], code: int, what: str) -> Any:
