@@ -429,6 +429,7 @@ TEST(chunks_out_of_bounds_are_refused) {
   CHECK(says(why_refused(send(1, Space::kOut, UINT32_MAX)), "out of bounds"));
   CHECK(says(why_refused(recv(1, Space::kOut, 3)), "out of bounds"));
   CHECK(says(why_refused(move(Op::kCopy, Space::kOut, 0, Space::kScratch, 5)), "out of bounds"));
+  CHECK(says(why_refused(send(1, Space::kScratch, 1, 3)), "out of bounds"));
   CHECK(!why_refused(send(1, Space::kNone, 0)).empty());
   CHECK(!why_refused(recv(1, Space(4), 0)).empty());
   Instruction many = move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 0);

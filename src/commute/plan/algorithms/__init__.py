@@ -10,45 +10,95 @@ from ..instructions import Collective
 from ..plan import Plan
 from .allgather import allgather
 from .barrier import barrier
+from .bidirectional_ring import bidirectional_ring
+from .binomial_gather import binomial_gather, binomial_scatter
 from .broadcast import broadcast
+from .bruck import bruck
+from .chain import chain
+from .circulant import circulant
+from .circulant_allgather import circulant_allgather
+from .circulant_reduce_scatter import circulant_reduce_scatter
+from .double_tree import double_tree
+from .double_tree_broadcast import double_tree_broadcast
 from .gather_to_root import gather_to_root
 from .halving_doubling import halving_doubling
 from .line import line_allreduce, line_barrier, line_broadcast
+from .linear import linear_gather, linear_scatter
+from .meeting_ring import meeting_ring
 from .one_shot import one_shot
+from .pairwise import pairwise
+from .recursive_doubling import recursive_doubling
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
 from .ring import ring
+from .scatter_allgather import scatter_allgather
 from .shared import (
     shared_allgather,
+    shared_alltoall,
     shared_barrier,
     shared_broadcast,
+    shared_gather,
     shared_reduce,
     shared_reduce_scatter,
+    shared_scatter,
 )
+from .token_ring import token_ring
 from .tree import tree
 from .two_shot import two_shot
 
 _ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
-    Collective.BARRIER: {"dissemination": barrier, "shared": shared_barrier, "line": line_barrier},
+    Collective.BARRIER: {
+        "dissemination": barrier,
+        "token-ring": token_ring,
+        "shared": shared_barrier,
+        "line": line_barrier,
+    },
     Collective.ALLREDUCE: {
         "ring": ring,
         "tree": tree,
         "halving-doubling": halving_doubling,
         "gather-to-root": gather_to_root,
+        "bidirectional-ring": bidirectional_ring,
+        "bidirectional-ring-meeting": meeting_ring,
+        "double-tree": double_tree,
+        "recursive-doubling": recursive_doubling,
+        "circulant": circulant,
         "one-shot": one_shot,
         "two-shot": two_shot,
         "line": line_allreduce,
     },
-    Collective.ALLGATHER: {"ring": allgather, "shared": shared_allgather},
-    Collective.REDUCE_SCATTER: {"ring": reduce_scatter, "shared": shared_reduce_scatter},
+    Collective.ALLGATHER: {
+        "ring": allgather,
+        "circulant": circulant_allgather,
+        "shared": shared_allgather,
+    },
+    Collective.REDUCE_SCATTER: {
+        "ring": reduce_scatter,
+        "circulant": circulant_reduce_scatter,
+        "shared": shared_reduce_scatter,
+    },
+    Collective.ALLTOALL: {"pairwise": pairwise, "bruck": bruck, "shared": shared_alltoall},
 }
 _ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
     Collective.BROADCAST: {
         "binomial": broadcast,
+        "scatter-allgather": scatter_allgather,
+        "chain": chain,
+        "double-tree": double_tree_broadcast,
         "shared": shared_broadcast,
         "line": line_broadcast,
     },
     Collective.REDUCE: {"binomial": reduce, "shared": shared_reduce},
+    Collective.GATHER: {
+        "linear": linear_gather,
+        "binomial": binomial_gather,
+        "shared": shared_gather,
+    },
+    Collective.SCATTER: {
+        "linear": linear_scatter,
+        "binomial": binomial_scatter,
+        "shared": shared_scatter,
+    },
 }
 
 
