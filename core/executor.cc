@@ -147,8 +147,9 @@ bool Executor::perform(Lane& lane, const Instruction& step) {
 // --- chunks in memory ---
 
 // Blocks of IN and OUT are as far apart as the whole array is long. Those of SCRATCH lie side by
-// side, as long as this tile is, so a run of several blocks is one piece of memory, and travels as
-// one message.
+// side, so a run of several blocks is one piece of memory, and travels as one message. They lie at
+// the same places in all tiles, as the verifier takes them to: a last tile that is shorter leaves
+// gaps, which travel too.
 Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile,
                                int owner) const {
   const size_t total = operation_->call.count;
@@ -160,9 +161,10 @@ Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint
   const size_t block = chunk / plan_.chunks;
   const size_t first = bound(chunk % plan_.chunks);
   if (space == Space::kScratch) {
-    const size_t end = chunk + count;
-    const size_t from = block * elements + first;
-    const size_t to = end / plan_.chunks * elements + bound(end % plan_.chunks);
+    const size_t apart = std::min(tile_elements_, total);
+    const size_t last = chunk + count - 1;
+    const size_t from = block * apart + first;
+    const size_t to = last / plan_.chunks * apart + bound(last % plan_.chunks + 1);
     return {const_cast<std::byte*>(scratch_.data()) + from * item_bytes_,
             (to - from) * item_bytes_};
   }

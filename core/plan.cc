@@ -53,6 +53,7 @@ class Checker {
 
   void run_inside(Space space, uint32_t chunk, const char* which) const {
     require(static_cast<int>(space) < kSpaces, which);
+    require(instruction_.count > 0, "names no chunk");
     const uint64_t chunks = uint64_t{plan_.blocks[static_cast<int>(space)]} * plan_.chunks;
     require(chunk < chunks, "names a chunk out of bounds");
     // Only in SCRATCH do blocks lie side by side, so that a run may go from one into the next.

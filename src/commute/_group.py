@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from commute import _core
 from commute import plan as plans
 from commute._arrays import FLOATS, HALVES, Buffer, empty_like, overlap, reading, writing
 from commute._bound import core_plan
+from commute._call import NOTHING, Call
 from commute._errors import CommuteError
+from commute._exchanges import Exchanges
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._runner import Runner
@@ -41,22 +43,9 @@ _log = logging.getLogger("commute")
 # The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
 _OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
 LEAVE_SECONDS: Final = 30.0
-_NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
 
 
-class _Call(NamedTuple):
-    """A collective with its arguments checked."""
-
-    collective: Collective
-    source: Buffer
-    target: Buffer
-    elements: int  # per block
-    result: Any
-    op: str = "sum"
-    root: int = 0
-
-
-class Group:
+class Group(Exchanges):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.
@@ -259,13 +248,15 @@ class Group:
         call = self._reduce_scatter(x, op, out)
         return self._begin(call, algorithm, deterministic, timeout)
 
-    def barrier(self, *, timeout: float | None = None) -> None:
+    def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Wait until every rank has called it."""
-        self._run(self._barrier(), None, False, timeout)
+        self._run(self._barrier(), algorithm, False, timeout)
 
-    def barrier_async(self, *, timeout: float | None = None) -> Handle:
+    def barrier_async(
+        self, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> Handle:
         """As `barrier`, returning at once; the handle is done when every rank has called it."""
-        return self._begin(self._barrier(), None, False, timeout)
+        return self._begin(self._barrier(), algorithm, False, timeout)
 
     # ---- point to point ----
 
@@ -416,46 +407,42 @@ class Group:
 
     def _in_place(
         self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
-    ) -> _Call:
+    ) -> Call:
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
         self._check_op(op, source, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
-        return _Call(collective, source, target, source.elements, result, op, root)
+        return Call(collective, source, target, source.elements, result, op, root)
 
-    def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
+    def _reduce(self, x: Any, root: int, op: str, out: Any) -> Call:
         if self.rank == root:
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
         self._check_op(op, source, "reduce")
         result = x if out is None else out
-        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
+        return Call(Collective.REDUCE, source, NOTHING, source.elements, result, op, root)
 
-    def _allgather(self, x: Any, out: Any) -> _Call:
+    def _allgather(self, x: Any, out: Any) -> Call:
         source = reading(x, "allgather")
         shape = (self.size, *source.shape)
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "allgather", apart=True)
-        return _Call(Collective.ALLGATHER, source, target, source.elements, result)
+        return Call(Collective.ALLGATHER, source, target, source.elements, result)
 
-    def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
+    def _reduce_scatter(self, x: Any, op: str, out: Any) -> Call:
         source = reading(x, "reduce_scatter")
         self._check_op(op, source, "reduce_scatter")
-        if not source.shape or source.shape[0] != self.size:
-            raise ValueError(
-                f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
-                f" got shape {source.shape}; reshape x to ({self.size}, -1)"
-            )
+        self._check_leading(source, "reduce_scatter")
         shape = source.shape[1:]
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "reduce_scatter", apart=True)
-        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
+        return Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
 
-    def _barrier(self) -> _Call:
-        return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
+    def _barrier(self) -> Call:
+        return Call(Collective.BARRIER, NOTHING, NOTHING, 0, None)
 
     def _target(
         self, out: Any, source: Buffer, shape: tuple[int, ...], name: str, *, apart: bool = False
@@ -487,21 +474,21 @@ class Group:
     # ---- running ----
 
     def _run(
-        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+        self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Any:
         operation = self._submit(call, algorithm, deterministic, timeout, background=False)
         self._runner.finish(operation)
         return call.result
 
     def _begin(
-        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+        self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Handle:
         operation = self._submit(call, algorithm, deterministic, timeout, background=True)
         return Handle(self._runner, operation, call.result)
 
     def _submit(
         self,
-        call: _Call,
+        call: Call,
         algorithm: str | None,
         deterministic: bool,
         timeout: float | None,
@@ -527,7 +514,7 @@ class Group:
         )
 
     def _executor(
-        self, call: _Call, algorithm: str | None, deterministic: bool, limit: float
+        self, call: Call, algorithm: str | None, deterministic: bool, limit: float
     ) -> _core.Executor:
         """The bound plan of the algorithm that is chosen; its links are opened at first use."""
         name = plans.choose(

@@ -34,9 +34,11 @@ LAYERS = {
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
+    "_call": {*PARTS, "_arrays"},
+    "_exchanges": {*PARTS, "_arrays", "_call", "_handle"},
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
-    | {"store"},
+    | {"_call", "_exchanges", "store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}
