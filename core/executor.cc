@@ -146,16 +146,29 @@ bool Executor::perform(Lane& lane, const Instruction& step) {
 
 // --- chunks in memory ---
 
+// Blocks of IN and OUT are as far apart as the whole array is long. Those of SCRATCH lie side by
+// side, so a run of several blocks is one piece of memory, and travels as one message. They lie at
+// the same places in all tiles, as the verifier takes them to: a last tile that is shorter leaves
+// gaps, which travel too.
 Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint64_t tile,
                                int owner) const {
   const size_t total = operation_->call.count;
   const size_t begin = tile * tile_elements_;
   const size_t elements = std::min(tile_elements_, total - std::min(total, begin));
+  const auto bound = [&](size_t which) {
+    return chunk_bound(elements, item_bytes_, plan_.chunks, which);
+  };
   const size_t block = chunk / plan_.chunks;
-  const size_t first = chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks);
-  const size_t last =
-      chunk_bound(elements, item_bytes_, plan_.chunks, chunk % plan_.chunks + count);
-  const size_t bytes = (last - first) * item_bytes_;
+  const size_t first = bound(chunk % plan_.chunks);
+  if (space == Space::kScratch) {
+    const size_t apart = std::min(tile_elements_, total);
+    const size_t last = chunk + count - 1;
+    const size_t from = block * apart + first;
+    const size_t to = last / plan_.chunks * apart + bound(last % plan_.chunks + 1);
+    return {const_cast<std::byte*>(scratch_.data()) + from * item_bytes_,
+            (to - from) * item_bytes_};
+  }
+  const size_t bytes = (bound(chunk % plan_.chunks + count) - first) * item_bytes_;
   const size_t in_array = (block * total + begin + first) * item_bytes_;
   const size_t in_tile = block * tile_bytes_ + first * item_bytes_;
   switch (space) {
@@ -163,8 +176,6 @@ Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint
       return {const_cast<std::byte*>(operation_->in) + in_array, bytes};
     case Space::kOut:
       return {operation_->out + in_array, bytes};
-    case Space::kScratch:
-      return {const_cast<std::byte*>(scratch_.data()) + in_tile, bytes};
     default:
       return {links_.outboxes->slot(owner, links_.outbox_tiles + tile) + in_tile, bytes};
   }
@@ -249,8 +260,10 @@ bool Executor::receive_reduce(Lane& lane, const Instruction& step) {
     if (moved == 0) return false;
     const size_t there = lane.carried + moved;
     const size_t whole = there / item_bytes_ * item_bytes_;
-    reduce_(to.at + lane.received, mine.at + lane.received, links_.staging.data(),
-            whole / item_bytes_);
+    const std::byte* first = mine.at + lane.received;
+    const std::byte* second = links_.staging.data();
+    if (step.flags & kFlagFirst) std::swap(first, second);
+    reduce_(to.at + lane.received, first, second, whole / item_bytes_);
     lane.received += whole;
     lane.carried = there - whole;
     std::memcpy(lane.carry, links_.staging.data() + whole, lane.carried);

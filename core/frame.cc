@@ -47,8 +47,9 @@ std::string Call::describe() const {
   const bool reduces = collective == Collective::kReduce || collective == Collective::kAllreduce ||
                        collective == Collective::kReduceScatter;
   if (reduces) text += std::string(" by ") + (mean ? "mean" : name(reduce_op));
-  if (collective == Collective::kBroadcast || collective == Collective::kReduce)
-    text += " with root " + std::to_string(root);
+  const bool rooted = collective == Collective::kBroadcast || collective == Collective::kReduce ||
+                      collective == Collective::kGather || collective == Collective::kScatter;
+  if (rooted) text += " with root " + std::to_string(root);
   return text;
 }
 

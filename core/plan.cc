@@ -53,10 +53,15 @@ class Checker {
 
   void run_inside(Space space, uint32_t chunk, const char* which) const {
     require(static_cast<int>(space) < kSpaces, which);
-    const uint64_t block = chunk / plan_.chunks;
-    require(block < plan_.blocks[static_cast<int>(space)], "names a chunk out of bounds");
-    require(chunk % plan_.chunks + uint64_t{instruction_.count} <= plan_.chunks,
-            "names a run of chunks that leaves its block");
+    require(instruction_.count > 0, "names no chunk");
+    const uint64_t chunks = uint64_t{plan_.blocks[static_cast<int>(space)]} * plan_.chunks;
+    require(chunk < chunks, "names a chunk out of bounds");
+    // Only in SCRATCH do blocks lie side by side, so that a run may go from one into the next.
+    if (space == Space::kScratch)
+      require(uint64_t{chunk} + instruction_.count <= chunks, "names a run out of bounds");
+    else
+      require(chunk % plan_.chunks + uint64_t{instruction_.count} <= plan_.chunks,
+              "names a run of chunks that leaves its block");
   }
 
   // Chunks of different numbers differ in length: what fits one may overrun another.
@@ -104,7 +109,8 @@ class Checker {
 
 const char* name(Collective collective) {
   static constexpr const char* kNames[kCollectives] = {
-      "barrier", "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "send", "recv"};
+      "barrier", "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter",
+      "send",    "recv",      "gather", "scatter",   "alltoall"};
   const auto index = static_cast<size_t>(collective);
   return index < kCollectives ? kNames[index] : "unknown operation";
 }

@@ -190,6 +190,36 @@ LINK_TEST(what_is_reduced_is_passed_on_at_once) {
   engine.close(0ms);
 }
 
+// Packed by two copies, both blocks leave as one message, and land side by side.
+LINK_TEST(blocks_in_scratch_travel_together) {
+  const Shape shape{Collective::kAlltoall, 3, 2, 2, 4};
+  Ranks ranks(2, kind);
+  ranks.run([&](int rank, Engine& engine) {
+    const int peer = 1 - rank;
+    const auto copy = [](Space from, uint32_t block, Space to, uint32_t other) {
+      return move(Op::kCopy, from, block * 3, to, other * 3, 3);
+    };
+    const Lanes lanes = {
+        {copy(Space::kIn, 0, Space::kScratch, 0), copy(Space::kIn, 1, Space::kScratch, 1),
+         send(peer, Space::kScratch, 0, 6)},
+        {recv(peer, Space::kScratch, 6, 6), copy(Space::kScratch, 2, Space::kOut, 0),
+         copy(Space::kScratch, 3, Space::kOut, 1)}};
+    for (const size_t tile : {kTile, size_t{512}}) {
+      const auto executor = engine.bind(plan_of(rank, 2, shape, lanes), tile);
+      for (const size_t count : kLengths) {
+        const uint64_t before = executor->messages();
+        const Array in = input(rank, 2 * count);
+        Array out(2 * count, -1);
+        CHECK(finish(engine, submit(engine, executor, in.data(), out.data(), count)));
+        CHECK(out == input(peer, 2 * count));
+        const size_t per_tile = tile / sizeof(int64_t);
+        const size_t tiles = std::max<size_t>(1, (count + per_tile - 1) / per_tile);
+        CHECK_EQ(executor->messages() - before, tiles);
+      }
+    }
+  });
+}
+
 LINK_TEST(allgather_copies_its_own_block_and_exchanges_the_others) {
   const Shape shape{Collective::kAllgather, 2, 1, 2};
   Ranks ranks(2, kind);
@@ -429,6 +459,8 @@ TEST(chunks_out_of_bounds_are_refused) {
   CHECK(says(why_refused(send(1, Space::kOut, UINT32_MAX)), "out of bounds"));
   CHECK(says(why_refused(recv(1, Space::kOut, 3)), "out of bounds"));
   CHECK(says(why_refused(move(Op::kCopy, Space::kOut, 0, Space::kScratch, 5)), "out of bounds"));
+  CHECK(says(why_refused(send(1, Space::kScratch, 1, 3)), "out of bounds"));
+  CHECK(says(why_refused(send(1, Space::kOut, 0, 0)), "names no chunk"));
   CHECK(!why_refused(send(1, Space::kNone, 0)).empty());
   CHECK(!why_refused(recv(1, Space(4), 0)).empty());
   Instruction many = move(Op::kReduceMany, Space::kOut, 0, Space::kOut, 0);

@@ -110,7 +110,7 @@ std::string refusal(Change change) {
 
 TEST(codes_and_lengths_that_no_rank_sends_are_refused) {
   CHECK_EQ(refusal([](FrameHeader& h) { h.kind = FrameKind(3); }), "its kind is unknown");
-  CHECK_EQ(refusal([](FrameHeader& h) { h.collective = Collective(8); }),
+  CHECK_EQ(refusal([](FrameHeader& h) { h.collective = Collective(11); }),
            "its operation is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.dtype = Dtype(kDtypeCount); }), "its dtype is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.reduction = kReduceOpCount; }),
@@ -137,6 +137,9 @@ TEST(a_call_is_described_for_people) {
   CHECK_EQ(text(kAllgather), "allgather of 10 float32");
   CHECK_EQ(text(kReduceScatter), "reduce_scatter of 10 float32 by max");
   CHECK_EQ(text(kSend), "send of 10 float32");
+  CHECK_EQ(text(kGather), "gather of 10 float32 with root 2");
+  CHECK_EQ(text(kScatter), "scatter of 10 float32 with root 2");
+  CHECK_EQ(text(kAlltoall), "alltoall of 10 float32");
 }
 
 TEST(the_call_travels_whole_in_the_header) {

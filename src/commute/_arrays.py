@@ -60,21 +60,21 @@ class Buffer(NamedTuple):
 
 def reading(x: Any, call: str) -> Buffer:
     """The buffer of an array that is only read; a non-contiguous one is copied."""
-    if type(x) is not np.ndarray and _is_tensor(x):
+    if type(x) is not np.ndarray and is_tensor(x):
         return _tensor(x, call, written=False)
     return _array(_as_numpy(x, call), call, written=False)
 
 
 def writing(x: Any, call: str) -> Buffer:
     """The buffer of an array that the call writes into."""
-    if type(x) is not np.ndarray and _is_tensor(x):
+    if type(x) is not np.ndarray and is_tensor(x):
         return _tensor(x, call, written=True)
     return _array(_as_numpy(x, call), call, written=True)
 
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the same library and dtype as x."""
-    if _is_tensor(x):
+    if is_tensor(x):
         return sys.modules["torch"].empty(shape, dtype=x.dtype)
     return np.empty(shape, dtype=_as_numpy(x, "empty_like").dtype)
 
@@ -84,11 +84,24 @@ def copy_into(target: Buffer, source: Buffer) -> None:
     ctypes.memmove(target.address, source.address, source.nbytes)
 
 
+def empty_of(code: int, shape: tuple[int, ...], *, tensor: bool) -> Any:
+    """A new array of a dtype of the core; a tensor if asked for and torch is loaded."""
+    name = next(name for name, known in CODES.items() if known == code)
+    torch = sys.modules.get("torch")
+    if tensor and torch is not None:
+        return torch.empty(shape, dtype=getattr(torch, name))
+    try:
+        return np.empty(shape, dtype=name)
+    except TypeError:
+        raise ArrayError(f"NumPy has no {name} here; import ml_dtypes or pass out=") from None
+
+
 def overlap(a: Buffer, b: Buffer) -> bool:
     return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
 
 
-def _is_tensor(x: Any) -> bool:
+def is_tensor(x: Any) -> bool:
+    """Whether x is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 

@@ -15,6 +15,8 @@ def core_plan(plan: plans.Plan, rank: int, *, settled: bool) -> _core.Plan:
     for owner, program in enumerate(plan.programs):
         used = program["arg"][program["op"] == plans.Op.SIGNAL]
         np.add.at(signals[owner], used, 1)
+    has_in, has_out = plans.arrays_of(plan.collective, rank == plan.root)
+    blocks_in, blocks_out, *others = plan.blocks
     return _core.make_plan(
         int(plan.collective),
         plan.algorithm,
@@ -23,7 +25,7 @@ def core_plan(plan: plans.Plan, rank: int, *, settled: bool) -> _core.Plan:
         plan.root,
         plan.hash,
         plan.chunks,
-        plan.blocks,
+        (has_in * blocks_in, has_out * blocks_out, *others),
         plan.programs[rank].tobytes(),
         signals.ravel().tolist(),
         settled,

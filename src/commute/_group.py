@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from commute._errors import CommuteError
+from commute._exchanges import Exchanges
 from commute._handle import Handle
 from commute._messages import Messages
 from commute._runner import Runner
@@ -34,7 +35,7 @@ _log = logging.getLogger("commute")
 LEAVE_SECONDS: Final = 30.0
 
 
-class Group(Messages):
+class Group(Exchanges, Messages):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.
@@ -227,13 +228,15 @@ class Group(Messages):
         call = self._reduce_scatter(x, op, out)
         return self._begin(call, algorithm, deterministic, timeout)
 
-    def barrier(self, *, timeout: float | None = None) -> None:
+    def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Wait until every rank has called it."""
-        self._run(self._barrier(), None, False, timeout)
+        self._run(self._barrier(), algorithm, False, timeout)
 
-    def barrier_async(self, *, timeout: float | None = None) -> Handle:
+    def barrier_async(
+        self, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> Handle:
         """As `barrier`, returning at once; the handle is done when every rank has called it."""
-        return self._begin(self._barrier(), None, False, timeout)
+        return self._begin(self._barrier(), algorithm, False, timeout)
 
     # ---- life ----
 

@@ -7,7 +7,13 @@ import importlib
 import pytest
 
 MODULES = (
-    *("commute._group", "commute._handle", "commute._init", "commute.testing"),
+    *(
+        "commute._exchanges",
+        "commute._group",
+        "commute._handle",
+        "commute._init",
+        "commute.testing",
+    ),
     *("commute.store.initial", "commute.store.updates"),
 )
 

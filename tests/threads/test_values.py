@@ -37,6 +37,9 @@ COMBINE = {
 }
 SIZES = range(1, 10)
 ALLREDUCES = plan.algorithms("allreduce")
+CALLS = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
+CALLS += ("gather", "scatter", "alltoall")
+TALL = ("reduce_scatter", "scatter", "alltoall")  # x has a leading axis
 # Above one tile, so that tiles overlap and the in-memory link fills up.
 LARGE = 300_007
 
@@ -70,15 +73,16 @@ def cases(size: int, seed: int) -> list[Case]:
     def add(call: str, algorithm: str | None, pair: Any, length: int) -> None:
         drawn.append(Case(call, algorithm, *pair, length, int(rng.integers(size))))
 
-    for call in ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather"):
+    for call in CALLS:
         for algorithm in plan.algorithms(call):
             for pair in pairs if "reduce" in call else [(d, "sum") for d in DTYPES]:
                 add(call, algorithm, pair, int(rng.choice(lengths(size))))
             for length in lengths(size):
                 add(call, algorithm, pairs[rng.integers(len(pairs))], length)
         add(call, None, pairs[rng.integers(len(pairs))], LARGE // size)
-    for algorithm in set(ALLREDUCES) - {"line"}:  # which takes small arrays only
-        add("allreduce", algorithm, pairs[rng.integers(len(pairs))], LARGE)
+        for algorithm in set(plan.algorithms(call)) - {"line"}:  # which takes small arrays only
+            length = LARGE if call == "allreduce" else LARGE // size
+            add(call, algorithm, pairs[rng.integers(len(pairs))], length)
     rng.shuffle(drawn)  # type: ignore[arg-type]
     return [Case(*case) for case in drawn]
 
@@ -86,7 +90,7 @@ def cases(size: int, seed: int) -> list[Case]:
 def contribution(case: Case, number: int, seed: int, size: int, rank: int) -> np.ndarray:
     """What a rank brings along."""
     rng = np.random.default_rng([seed, number, rank])
-    shape = (size, case.length) if case.call == "reduce_scatter" else (case.length,)
+    shape = (size, case.length) if case.call in TALL else (case.length,)
     if case.dtype in INTEGERS:
         info = np.iinfo(case.dtype)
         return rng.integers(info.min, info.max, shape, case.dtype, endpoint=True)
@@ -112,11 +116,17 @@ def fold(op: str, parts: list[np.ndarray]) -> np.ndarray:
     return (total.astype(wide) / wide(len(parts))).astype(total.dtype)
 
 
-def expected(case: Case, parts: list[np.ndarray], rank: int) -> np.ndarray:
+def expected(case: Case, parts: list[np.ndarray], rank: int) -> np.ndarray | None:
     if case.call == "broadcast":
         return parts[case.root]
     if case.call == "allgather":
         return np.stack(parts)
+    if case.call == "gather":
+        return np.stack(parts) if rank == case.root else None
+    if case.call == "scatter":
+        return parts[case.root][rank]
+    if case.call == "alltoall":
+        return np.stack([part[rank] for part in parts])
     if case.call == "reduce" and rank != case.root:
         return parts[rank]
     whole = fold(case.op, parts)
@@ -128,12 +138,18 @@ def perform(group: Group, case: Case, x: np.ndarray) -> np.ndarray:
     options: dict[str, Any] = {"algorithm": case.algorithm}
     if "reduce" in case.call:
         options["op"] = case.op
-    if case.call in ("reduce", "broadcast"):
+    if case.call in ("reduce", "broadcast", "gather", "scatter"):
         options["root"] = case.root
+    if case.call == "scatter" and group.rank != case.root:
+        # Half of the others have room, half are told how much they need.
+        out = np.empty(case.length, case.dtype) if group.rank % 2 else None
+        return call(None, out=out, **options)
     return call(x, **options)
 
 
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    if a is None or b is None:
+        return a is b
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
@@ -155,7 +171,7 @@ def test_everything_against_numpy(ranks, seed, size):
             wanted = expected(case, parts, rank)
             found = got[rank][number]
             # A product of zeros has a sign that depends on the order; there are no zeros in it.
-            assert same_bits(found, wanted), (case, rank, found[:5], wanted[:5])
+            assert same_bits(found, wanted), (case, rank, found, wanted)
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)

@@ -15,7 +15,7 @@ from .algorithms import algorithms, build
 from .choose import LINE_BYTES, candidates, choose, in_rank_order, tile_bytes
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
-from .plan import Plan, PlanError, pipelined
+from .plan import Plan, PlanError, arrays_of, pipelined
 
 if TYPE_CHECKING:
     from .display import show
@@ -33,6 +33,7 @@ __all__ = [
     "Report",
     "Space",
     "algorithms",
+    "arrays_of",
     "bounds",
     "build",
     "candidates",

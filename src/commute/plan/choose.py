@@ -18,15 +18,33 @@ from .plan import Plan
 
 PLACES = ("tcp", "loopback", "memory")
 
+# Thresholds between algorithms over links. Those without a figure follow from their costs, with p
+# ranks, n bytes, a latency a per message and b seconds per byte, where a/b is some 16 KB: 20 us at
+# 1 GB/s, or 100 us at 1 Gbit/s.
+#
 # Up to so many bytes and ranks the two steps through one rank are the quickest; beyond, that rank
-# is a bottleneck, and 2 log2 n steps between pairs are better. With 4 ranks on loopback 1 KB takes
-# 59 us through one rank and 82 by halving and doubling, 64 KB takes 133 and 121.
+# is a bottleneck, and steps between pairs are better. With 4 ranks on loopback 1 KB takes 59 us
+# through one rank and 82 by halving and doubling, 64 KB takes 133 and 121. With more ranks, so few
+# bytes are best exchanged whole in log2 p steps: halving takes twice as many, and saves less than
+# n log2 p of bytes.
 TINY_BYTES = 16 << 10
 FEW_RANKS = 4
 # Below this an allreduce is a matter of steps, above it of bytes.
 SMALL_BYTES = 64 << 10
+# A ring sends n/p in each of its 2(p-1) steps: a step must carry as much as its latency costs.
+RING_STEP_BYTES = 16 << 10
+# A broadcast of so many bytes goes in parts along a chain, in little more than n b, if p parts are
+# few against all; with more ranks two trees are filled sooner than a chain.
+LONG_BYTES = 2 << 20
+MANY_RANKS = 8
+# With many ranks, the n-1 messages at the root, or of an all-to-all, cost more than it costs to
+# carry blocks of so many bytes log2 p times, copying them.
+TREE_BLOCK_BYTES = 4 << 10
+BRUCK_BLOCK_BYTES = 1 << 10
 # A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
 CHUNK_BYTES = 256 << 10
+# SCRATCH of a plan is at most so large; plans with many blocks of it have smaller tiles.
+SCRATCH_BYTES = 16 << 20
 # One slot of an outbox, and how much of it a tile fills. The tiles of all ranks together should
 # stay in the L2 caches: of 32 KB to 1 MB, 256 KB was best between 2 ranks, 128 KB between 4.
 SLOT_BYTES = 2 << 20
@@ -47,7 +65,7 @@ def tile_bytes(plan: Plan) -> int:
         if plan.collective is Collective.ALLGATHER:
             tile = GATHERED_TILE_BYTES.get(plan.ranks, tile)
         return min(SLOT_BYTES // blocks, tile)
-    return plan.chunks * CHUNK_BYTES
+    return min(plan.chunks * CHUNK_BYTES, SCRATCH_BYTES // max(1, plan.blocks[Space.SCRATCH]))
 
 
 @lru_cache(maxsize=64)  # asked on every call
@@ -89,7 +107,7 @@ def choose(
     """The name of the algorithm to run.
 
     Args:
-        nbytes: bytes of the array, or of one block where it has one per rank.
+        nbytes: bytes of the array that goes in, all of its blocks; of a scatter, of the root's.
         deterministic: only plans that are proved to add up in rank order.
         halves: elements are of 16 bits, and are rounded whenever a sum is stored.
         algorithm: the one that the user asks for; it is returned if it can be had.
@@ -117,15 +135,51 @@ def _quickest(
 ) -> str:
     if place == "memory":
         return _quickest_shared(collective, nbytes)
-    if collective is not Collective.ALLREDUCE:
-        return names[0]
-    if nbytes <= TINY_BYTES and ranks <= FEW_RANKS:
-        return "gather-to-root"
+    block = nbytes // ranks
+    if collective is Collective.ALLREDUCE:
+        return _quickest_allreduce(ranks, nbytes, place)
+    if collective is Collective.BROADCAST:
+        return _quickest_broadcast(ranks, nbytes, place)
+    if collective is Collective.ALLGATHER:
+        return _ring_or_circulant(ranks, nbytes, place)
+    if collective is Collective.REDUCE_SCATTER:
+        return _ring_or_circulant(ranks, block, place)
+    many = ranks > MANY_RANKS
+    if collective is Collective.ALLTOALL:
+        return "bruck" if many and block <= BRUCK_BLOCK_BYTES else "pairwise"
+    if collective in (Collective.GATHER, Collective.SCATTER):
+        block = nbytes if collective is Collective.GATHER else block
+        return "binomial" if many and block <= TREE_BLOCK_BYTES else "linear"
+    return names[0]
+
+
+def _quickest_allreduce(ranks: int, nbytes: int, place: str) -> str:
+    if nbytes <= TINY_BYTES:
+        return "gather-to-root" if ranks <= FEW_RANKS else "recursive-doubling"
     # On a host that its ranks outnumber, each step is a change of process, and halving and doubling
     # has fewer: 64 MB between 4 ranks on 2 cores took 53 ms against the ring's 100. Where ranks are
-    # no power of two it moves more bytes than the ring; on a wire the ring's waves hide the steps.
-    even = place == "loopback" and ranks.bit_count() == 1
-    return "halving-doubling" if nbytes <= SMALL_BYTES or even else "ring"
+    # no power of two it moves more bytes than the ring, which the circulant graph does not. On a
+    # wire the ring's waves hide the steps, if these are long enough.
+    even = ranks.bit_count() == 1
+    steps_count = nbytes <= SMALL_BYTES or nbytes < ranks * RING_STEP_BYTES
+    if steps_count or place == "loopback":
+        return "halving-doubling" if even else "circulant"
+    return "ring"
+
+
+def _quickest_broadcast(ranks: int, nbytes: int, place: str) -> str:
+    # On one host a byte costs the same whoever copies it, and a binomial tree copies the fewest.
+    if nbytes <= SMALL_BYTES or ranks == 2 or place == "loopback":
+        return "binomial"
+    if nbytes < LONG_BYTES:
+        return "scatter-allgather"
+    return "chain" if ranks <= MANY_RANKS else "double-tree"
+
+
+def _ring_or_circulant(ranks: int, block: int, place: str) -> str:
+    """Both move as few bytes as can be; the ring in more steps, each to the same neighbour."""
+    fewer_steps = block < RING_STEP_BYTES or place == "loopback"
+    return "circulant" if fewer_steps and ranks > 2 else "ring"
 
 
 def _quickest_shared(collective: Collective, nbytes: int) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-import numpy as np
-
 from .instructions import NO_LANE, Program, describe
 from .plan import Plan
 from .verifier import verify
 
 _LINKS_NAMED = 8
+_LINE = 110  # characters of a line, beyond which further lanes go below
+_GAP = "   "
 
 
 def show(plan: Plan, rank: int | None = None) -> str:
@@ -60,13 +60,28 @@ def _rank(plan: Plan, rank: int) -> list[str]:
     title = f"rank {rank}" + (f", with {peers}" if peers else "")
     if len(program) == 0:
         return [f"{title}: nothing to do"]
-    lanes = [_lane(program[program["lane"] == lane]) for lane in np.unique(program["lane"])]
-    width = [max(len(text) for text in lane) for lane in lanes]
-    heads = "   ".join(f"lane {i}".ljust(width[i]) for i in range(len(lanes)))
-    lines = [title, f"  step  {heads}".rstrip()]
-    for step, row in enumerate(zip_longest(*lanes, fillvalue="")):
-        cells = "   ".join(text.ljust(width[i]) for i, text in enumerate(row))
-        lines.append(f"  {step:4}  {cells}".rstrip())
+    lines, width = [title], 0
+    lanes: list[list[str]] = []
+    for number in range(int(program["lane"].max()) + 1):
+        lane = [f"lane {number}", *_lane(program[program["lane"] == number])]
+        longest = max(len(text) for text in lane)
+        if lanes and width + longest > _LINE:
+            lines += [*_columns(lanes), ""]
+            lanes, width = [], 0
+        lanes.append([text.ljust(longest) for text in lane])
+        width += longest + len(_GAP)
+    return lines + _columns(lanes)
+
+
+def _columns(lanes: list[list[str]]) -> list[str]:
+    """Lanes side by side; their first lines are titles."""
+    lines = []
+    for step, row in enumerate(zip_longest(*lanes, fillvalue=None), -1):
+        cells = (
+            " " * len(lane[0]) if text is None else text
+            for text, lane in zip(row, lanes, strict=True)
+        )
+        lines.append(f"  {'step' if step < 0 else f'{step:4}'}  {_GAP.join(cells)}".rstrip())
     return lines
 
 

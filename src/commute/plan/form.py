@@ -22,14 +22,13 @@ from .instructions import (
     INSTRUCTION,
     NO_LANE,
     NO_PEER,
-    Collective,
     Flag,
     Op,
     Program,
     Space,
     describe,
 )
-from .plan import Plan, PlanError, user_blocks
+from .plan import Plan, PlanError, arrays_of, user_blocks
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -225,6 +224,8 @@ def _check_operands(t: Table) -> None:
         last = t[name] + t["count"] - 1
         t.refuse(used & (last >= size), f"{name} {{{name}}} + {{count}} is beyond its space")
         crosses = t[name] // plan.chunks != last // plan.chunks
+        if name != "arg":
+            crosses &= t[f"{name}_space"] != Space.SCRATCH  # whose blocks lie side by side
         t.refuse(used & crosses, f"{name} {{{name}}} + {{count}} crosses into the next block")
     # Chunks of different numbers differ in length, so data keeps its place in the block.
     both = (t["src_space"] != Space.NONE) & (t["dst_space"] != Space.NONE)
@@ -235,12 +236,15 @@ def _check_operands(t: Table) -> None:
     same = (t["src_space"] == t["dst_space"]) & (t["src"] == t["dst"])
     t.refuse((t["op"] == Op.COPY) & same, "copies a chunk onto itself")
 
-    if plan.collective is Collective.REDUCE:
-        at_root = t.rank == plan.root
-        missing = np.where(at_root, int(Space.IN), int(Space.OUT))
-        bad = (t["src_space"] == missing) | (t["dst_space"] == missing)
-        bad |= third & (t["op"] == Op.PUT) & ~at_root  # keeps something in OUT
-        t.refuse(bad, "reduce has OUT on the root only, and IN on all others only")
+    at_root = t.rank == plan.root
+    keeps = third & (t["op"] == Op.PUT)  # something in OUT
+    has = {is_root: arrays_of(plan.collective, is_root) for is_root in (True, False)}
+    for space in (Space.IN, Space.OUT):
+        missing = np.where(at_root, not has[True][space], not has[False][space])
+        bad = (t["src_space"] == space) | (t["dst_space"] == space)
+        bad |= keeps & (space == Space.OUT)
+        who = "all others" if has[False][space] else "the root"
+        t.refuse(bad & missing, f"{plan.collective.label} has {space.name} on {who} only")
 
 
 def _sorted(key: Ints, indices: Ints) -> tuple[Ints, Ints]:

@@ -19,6 +19,7 @@ step `dep_step` of lane `dep_lane` has ended in the same tile.
     recv              dst = message from peer
     recv_reduce       dst = src (+) message from peer; src and dst may be the same chunks
     recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
+                      FIRST (both): dst = message (+) src
     copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
                       STREAMING: large arrays are stored past the caches
     reduce_many       dst = x0 (+) x1 (+) ..., always in rank order: of this rank its src, of each
@@ -36,11 +37,13 @@ received. That order is static because each direction a -> b has one lane on eit
 
 Operands are runs of `count` chunks of a space, see chunk.py. IN is the user's input and is never
 written. OUT is the user's output, or the array worked on in place. SCRATCH is private and is
-reused by every tile. OUTBOX is a rank's memory that ranks on the same host can read, and write
-with BACK; it has `SLOTS` slots, and tile t uses slot t % SLOTS. Tiles are numbered across calls.
-Calls may run different plans, so a lag that reaches into an earlier call is not looked up: there
-the executor's own rule holds, which refills a slot only when all ranks have finished the call that
-filled it, or when that call's plan is proved to leave the outbox alone once its rank has finished.
+reused by every tile; its blocks lie side by side, so that there, and only there, a run may go on
+from one block into the next, and several blocks travel as one message. OUTBOX is a rank's memory
+that ranks on the same host can read, and write with BACK; it has `SLOTS` slots, and tile t uses
+slot t % SLOTS. Tiles are numbered across calls. Calls may run different plans, so a lag that
+reaches into an earlier call is not looked up: there the executor's own rule holds, which refills a
+slot only when all ranks have finished the call that filled it, or when that call's plan is proved
+to leave the outbox alone once its rank has finished.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ class Flag(IntFlag):
     BACK = 1
     KEEP = 2
     STREAMING = 4
+    FIRST = 8
 
 
 class Collective(IntEnum):
@@ -111,6 +115,9 @@ class Collective(IntEnum):
     ALLREDUCE = 3
     ALLGATHER = 4
     REDUCE_SCATTER = 5
+    GATHER = 8  # 6 and 7 are the core's send and recv
+    SCATTER = 9
+    ALLTOALL = 10
 
     @property
     def label(self) -> str:
@@ -118,7 +125,7 @@ class Collective(IntEnum):
 
     @property
     def rooted(self) -> bool:
-        return self in (Collective.BROADCAST, Collective.REDUCE)
+        return self in _ROOTED
 
     @classmethod
     def named(cls, name: Collective | str) -> Collective:
@@ -130,6 +137,11 @@ class Collective(IntEnum):
                 return member
         known = ", ".join(member.label for member in cls)
         raise ValueError(f"collective {name!r} has no plans; known are {known}")
+
+
+_ROOTED = frozenset(
+    (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
+)
 
 
 @dataclass(frozen=True)
@@ -149,8 +161,10 @@ _WRITABLE = (Space.OUT, Space.SCRATCH)
 FORMS: dict[Op, Form] = {
     Op.SEND: Form(src=_PRIVATE, sends=True),
     Op.RECV: Form(dst=_WRITABLE, receives=True),
-    Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True),
-    Op.RECV_REDUCE_SEND: Form(src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True),
+    Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True, flags=int(Flag.FIRST)),
+    Op.RECV_REDUCE_SEND: Form(
+        src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True, flags=int(Flag.FIRST)
+    ),
     Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE, flags=int(Flag.STREAMING)),
     Op.REDUCE_MANY: Form(src=_PRIVATE, dst=_WRITABLE, flags=int(Flag.BACK)),
     Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,), flags=int(Flag.KEEP | Flag.STREAMING)),
@@ -174,8 +188,10 @@ def describe(instruction: Any) -> str:
         return f"recv {dst} <- {peer}"
     if op in (Op.RECV_REDUCE, Op.RECV_REDUCE_SEND):
         into = dst if src == dst else f"{dst} = {src} +"
-        onwards = f" -> {peer2}" if op is Op.RECV_REDUCE_SEND else ""
-        return f"{op.name.lower()} {into} <- {peer}{onwards}"
+        sum_ = f"{into} <- {peer}"
+        if int(instruction["flags"]) & Flag.FIRST:
+            sum_ = f"{dst} = <- {peer} + {src}"
+        return f"{op.name.lower()} {sum_}" + (f" -> {peer2}" if peer2 != NO_PEER else "")
     if op is Op.COPY:
         whose = f" of {peer}" if peer != NO_PEER else ""
         return f"copy {dst} = {src}{whose}"

@@ -4,7 +4,8 @@
 The plan runs once, on values that say what they are made of. A value is
 
     parts   how often each rank's contribution is in it, a vector of counts;
-    block   which block of the contributions (reduce_scatter has several, the others block 0);
+    block   which block of the contributions (those of reduce_scatter, scatter and alltoall have
+            several, the others block 0);
     shape   64 bits that tell the order of the sum: x0 + x1 differs from x1 + x0.
 
 Which chunk of the block it is needs no record: form.py lets no data leave its place in the block.
@@ -94,13 +95,13 @@ def check_meaning(clocks: Clocks) -> bool:
     _Run(clocks.order, values).run()
     if plan.collective is Collective.BARRIER:
         return True
-    if plan.collective is Collective.BROADCAST:
-        _check_copies(plan, values, np.full(plan.chunks, plan.root))
-        return True
-    if plan.collective is Collective.ALLGATHER:
-        _check_copies(plan, values, np.repeat(np.arange(plan.ranks), plan.chunks))
-        return True
-    return _check_sums(plan, values)
+    if plan.collective in _SUMS:
+        return _check_sums(plan, values)
+    _check_copies(plan, values)
+    return True
+
+
+_SUMS = (Collective.REDUCE, Collective.ALLREDUCE, Collective.REDUCE_SCATTER)
 
 
 def _space_of(plan: Plan, ranks: Ints, space: Space) -> Ints:
@@ -122,7 +123,9 @@ def _contributions(plan: Plan) -> Values:
         given = [(everyone[root], Space.OUT), (everyone[~root], Space.IN)]
     elif plan.collective is Collective.BROADCAST:
         given = [(everyone[root], Space.OUT)]
-    elif plan.collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER):
+    elif plan.collective is Collective.SCATTER:
+        given = [(everyone[root], Space.IN)]
+    elif plan.blocks[Space.IN]:
         given = [(everyone, Space.IN)]
     else:
         given = [(everyone, Space.OUT)]
@@ -161,6 +164,7 @@ class _Run:
         kept = places(t, t.rank[i], out, np.where(keeps, t["arg"][i] + offset, 0))
         self.keep = np.where(keeps, kept, UNDEFINED)
         self.back = many & (t["flags"][i] & Flag.BACK != 0)
+        self.first = t["flags"][i] & Flag.FIRST != 0
         self._number_messages()
 
     def _number_messages(self) -> None:
@@ -184,9 +188,9 @@ class _Run:
             if low == high:
                 continue
             here = np.arange(low, high)
-            result = self._sum(
-                here, self.values[self.src[here]], self.messages[self.incoming[here]]
-            )
+            first = self.first[here]
+            mine, arriving = self.values[self.src[here]], self.messages[self.incoming[here]]
+            result = self._sum(here, _chosen(first, arriving, mine), _chosen(first, mine, arriving))
             if self.many[here].any():
                 many = self.many[here]
                 result[np.flatnonzero(many)] = self._sum_of_all(here[many])
@@ -234,21 +238,45 @@ class _Run:
             raise PlanError(f"{self.table.where(index)}: {why}")
 
 
+def _chosen(which: NDArray[np.bool_], yes: Values, no: Values) -> Values:
+    """Of each two values one."""
+    if not which.any():
+        return no
+    return Values(
+        np.where(which[:, None], yes.parts, no.parts),
+        np.where(which, yes.block, no.block),
+        np.where(which, yes.shape, no.shape),
+    )
+
+
 _NEVER_WRITTEN = "uses data that nobody has written in this tile"
 
 
-def _check_copies(plan: Plan, values: Values, source: Ints) -> None:
-    """OUT of every rank holds, chunk by chunk, exactly the contribution of `source`."""
+def _check_copies(plan: Plan, values: Values) -> None:
+    """OUT of those who have one holds, block by block, what the collective promises."""
     everyone = np.arange(plan.ranks)
-    where = _space_of(plan, everyone, Space.OUT)
+    getters = everyone[[plan.root]] if plan.collective is Collective.GATHER else everyone
+    from_root = plan.collective in (Collective.BROADCAST, Collective.SCATTER)
+    blocks = np.full(1, plan.root) if from_root else everyone
+    source = np.repeat(blocks, plan.chunks)
+    scattered = plan.collective in (Collective.SCATTER, Collective.ALLTOALL)
+    part = getters[:, None] if scattered else np.zeros((len(getters), 1), np.int64)
+
+    where = _space_of(plan, getters, Space.OUT)
     expected = np.zeros((len(source), plan.ranks), dtype=np.int32)
     expected[np.arange(len(source)), source] = 1
-    wrong = (values.parts[where] != expected).any(axis=2)
+    wrong = (values.parts[where] != expected).any(axis=2) | (values.block[where] != part)
     if wrong.any():
-        rank, chunk = (int(index) for index in np.argwhere(wrong)[0])
+        row, chunk = (int(index) for index in np.argwhere(wrong)[0])
+        place = int(where[row, chunk])
+        got, wanted = _sum_text(values, place), f"x{source[chunk]}"
+        if scattered and values.block[place] >= 0:
+            got += f" of block {values.block[place]}"
+        if scattered:
+            wanted += f" of block {part[row, 0]}"
         raise PlanError(
-            f"{plan.collective.label} by {plan.algorithm}: rank {rank} ends with OUT[{chunk}] = "
-            f"{_sum_text(values, int(where[rank, chunk]))}, expected x{source[chunk]}"
+            f"{plan.collective.label} by {plan.algorithm}: rank {getters[row]} ends with "
+            f"OUT[{chunk}] = {got}, expected {wanted}"
         )
 
 

@@ -23,14 +23,29 @@ class PlanError(ValueError):
 def user_blocks(collective: Collective, ranks: int) -> tuple[int, int]:
     """How many blocks the user's arrays have: those of IN, and those of OUT.
 
-    allreduce, broadcast and barrier work in place in OUT. reduce has OUT on the root, its own
-    contribution already there, and IN on all others.
+    allreduce, broadcast and barrier work in place in OUT; see `arrays_of` for who has what.
     """
-    if collective is Collective.ALLGATHER:
+    if collective in (Collective.ALLGATHER, Collective.GATHER):
         return 1, ranks
-    if collective is Collective.REDUCE_SCATTER:
+    if collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):
         return ranks, 1
+    if collective is Collective.ALLTOALL:
+        return ranks, ranks
     return (1, 1) if collective is Collective.REDUCE else (0, 1)
+
+
+def arrays_of(collective: Collective, is_root: bool) -> tuple[bool, bool]:
+    """Whether a rank has IN, and whether it has OUT.
+
+    reduce has OUT on the root, its own contribution already there, and IN on all others. Only the
+    root of a gather has OUT, and only that of a scatter IN.
+    """
+    if collective is Collective.REDUCE:
+        return not is_root, is_root
+    return (
+        collective is not Collective.SCATTER or is_root,
+        collective is not Collective.GATHER or is_root,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +106,14 @@ def pipelined(plan: Plan, waves: int) -> Plan:
 
     Each instruction becomes `waves` consecutive ones, so that while one part is being reduced the
     next one is on the wire. Chunk c of wave w becomes chunk w * chunks + c of its block.
+
+    Raises:
+        ValueError: a message of several blocks cannot be cut, as its parts would not lie together.
     """
     if waves == 1:
         return plan
+    if any((program["count"] > plan.chunks).any() for program in plan.programs):
+        raise ValueError(f"{plan!r} sends several blocks as one message and has no waves")
     return replace(
         plan,
         chunks=plan.chunks * waves,

@@ -91,10 +91,21 @@ class Lane:
         return self._add(Op.RECV, after, peer=source, dst=chunk)
 
     def recv_reduce(
-        self, chunk: Run, *, source: int, into: Run | None = None, after: Step | None = None
+        self,
+        chunk: Run,
+        *,
+        source: int,
+        into: Run | None = None,
+        first: bool = False,
+        after: Step | None = None,
     ) -> Step:
-        """Adds what arrives to `chunk`, and leaves the sum there, or in `into`."""
-        return self._add(Op.RECV_REDUCE, after, peer=source, src=chunk, dst=into or chunk)
+        """Adds what arrives to `chunk`, and leaves the sum there, or in `into`.
+
+        `first`: what arrives is the first operand, so that two ranks can form the same sum.
+        """
+        flags = Flag.FIRST if first else 0
+        op, dst = Op.RECV_REDUCE, into or chunk
+        return self._add(op, after, peer=source, src=chunk, dst=dst, flags=flags)
 
     def recv_reduce_send(
         self,
@@ -109,8 +120,11 @@ class Lane:
         op, dst = Op.RECV_REDUCE_SEND, into or chunk
         return self._add(op, after, peer=source, peer2=to, src=chunk, dst=dst)
 
-    def copy(self, chunk: Run, *, into: Run, after: Step | None = None) -> Step:
-        return self._add(Op.COPY, after, src=chunk, dst=into)
+    def copy(
+        self, chunk: Run, *, into: Run, streaming: bool = False, after: Step | None = None
+    ) -> Step:
+        flags = Flag.STREAMING if streaming else 0
+        return self._add(Op.COPY, after, src=chunk, dst=into, flags=flags)
 
     def read(
         self,

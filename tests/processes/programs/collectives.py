@@ -58,7 +58,7 @@ def soak(world):
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 4000
     choices = np.random.default_rng(20261115)  # the same on all ranks
     for number in range(count):
-        kind, root = int(choices.integers(6)), int(choices.integers(world.size))
+        kind, root = int(choices.integers(9)), int(choices.integers(world.size))
         length = int(2 ** choices.uniform(0, 13)) - 1
         parts = [part(np.float32, length, rank, number) for rank in range(world.size)]
         mine, total = parts[world.rank], folded("sum", parts)
@@ -74,8 +74,51 @@ def soak(world):
         elif kind == 4:
             got = world.reduce_scatter(np.stack([mine] * world.size))
             np.testing.assert_array_equal(got, total)
-        else:
+        elif kind == 5:
             world.barrier()
+        else:
+            exchange(world, kind - 6, parts, root, None)
+
+
+def exchange(world, kind, parts, root, algorithm):
+    """One gather, scatter or alltoall of the ranks' parts."""
+    mine, at_root = parts[world.rank], world.rank == root
+    if kind == 0:
+        got = world.gather(mine, root, algorithm=algorithm)
+        assert (got is None) != at_root
+        if at_root:
+            np.testing.assert_array_equal(got, np.stack(parts))
+    elif kind == 1:
+        got = world.scatter(np.stack(parts) if at_root else None, root, algorithm=algorithm)
+        np.testing.assert_array_equal(got, mine)
+    else:
+        # Rank r gives everyone its part, each in another order.
+        sent = np.stack([np.roll(mine, rank) for rank in range(world.size)])
+        got = world.alltoall(sent, algorithm=algorithm)
+        np.testing.assert_array_equal(got, [np.roll(each, world.rank) for each in parts])
+
+
+def every_algorithm(world, lengths):
+    """What can be forced by name beside allreduce, for some lengths."""
+    dtypes, number = itertools.cycle(DTYPES), 10_000
+    for call in ("broadcast", "allgather", "reduce_scatter", "gather", "scatter", "alltoall"):
+        for by, length in itertools.product(plan.candidates(call, world._wiring.place), lengths):
+            length = min(length, 2001) if by == "line" else length
+            number, root, dtype = number + 1, number % world.size, next(dtypes)
+            parts = [part(dtype, length, rank, number) for rank in range(world.size)]
+            mine = parts[world.rank]
+            if call == "broadcast":
+                got = world.broadcast(mine.copy(), root, algorithm=by)
+                np.testing.assert_array_equal(got, parts[root])
+            elif call == "allgather":
+                np.testing.assert_array_equal(world.allgather(mine, algorithm=by), np.stack(parts))
+            elif call == "reduce_scatter":
+                got = world.reduce_scatter(np.stack([mine] * world.size), algorithm=by)
+                np.testing.assert_array_equal(got, folded("sum", parts))
+            else:
+                exchange(world, ("gather", "scatter", "alltoall").index(call), parts, root, by)
+    for by in plan.candidates("barrier", world._wiring.place):
+        world.barrier(algorithm=by)
 
 
 def everything(world):
@@ -108,6 +151,7 @@ def everything(world):
         wanted = folded(op, [(each + world.rank).astype(dtype) for each in parts])
         np.testing.assert_array_equal(world.reduce_scatter(tall, op), wanted)
         world.barrier()
+    every_algorithm(world, lengths)
     async_and_messages(world)
     torch_training(world)
 

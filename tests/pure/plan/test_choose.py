@@ -12,18 +12,56 @@ from commute.plan import Collective, algorithms, build, candidates, choose, tile
         (2, 8, "tcp", "gather-to-root"),
         (4, 16 << 10, "tcp", "gather-to-root"),
         (4, (16 << 10) + 1, "tcp", "halving-doubling"),
-        (5, 8, "tcp", "halving-doubling"),
+        (5, 8, "tcp", "recursive-doubling"),
+        (8, 16 << 10, "tcp", "recursive-doubling"),
         (8, 64 << 10, "tcp", "halving-doubling"),
+        (6, 64 << 10, "tcp", "circulant"),
+        (8, 127 << 10, "tcp", "halving-doubling"),
+        (8, 128 << 10, "tcp", "ring"),
         (2, (64 << 10) + 1, "tcp", "ring"),
         (8, 64 << 20, "tcp", "ring"),
         (4, 8, "loopback", "gather-to-root"),
         (4, 64 << 20, "loopback", "halving-doubling"),
-        (6, 64 << 20, "loopback", "ring"),
+        (6, 64 << 20, "loopback", "circulant"),
     ],
 )
 def test_allreduce_by_size_and_place(ranks: int, nbytes: int, place: str, expected: str) -> None:
     """Few steps for small arrays, few bytes for large ones, few changes of process on one host."""
     assert choose("allreduce", ranks, nbytes, place) == expected
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "nbytes", "place", "expected"),
+    [
+        ("broadcast", 8, 64 << 10, "tcp", "binomial"),
+        ("broadcast", 2, 64 << 20, "tcp", "binomial"),
+        ("broadcast", 8, 64 << 20, "loopback", "binomial"),
+        ("broadcast", 8, 1 << 20, "tcp", "scatter-allgather"),
+        ("broadcast", 8, 64 << 20, "tcp", "chain"),
+        ("broadcast", 9, 64 << 20, "tcp", "double-tree"),
+        ("allgather", 4, 1 << 10, "tcp", "circulant"),
+        ("allgather", 4, 16 << 10, "tcp", "ring"),
+        ("allgather", 2, 1 << 10, "tcp", "ring"),
+        ("reduce_scatter", 4, 63 << 10, "tcp", "circulant"),
+        ("reduce_scatter", 4, 64 << 10, "tcp", "ring"),
+        ("reduce_scatter", 4, 64 << 20, "loopback", "circulant"),
+        ("alltoall", 8, 8, "tcp", "pairwise"),
+        ("alltoall", 16, 16 << 10, "tcp", "bruck"),
+        ("alltoall", 16, 32 << 10, "tcp", "pairwise"),
+        ("gather", 16, 4 << 10, "tcp", "binomial"),
+        ("gather", 16, 8 << 10, "tcp", "linear"),
+        ("scatter", 16, 64 << 10, "tcp", "binomial"),
+        ("scatter", 8, 8, "tcp", "linear"),
+        ("barrier", 8, 0, "tcp", "dissemination"),
+        ("gather", 4, 8, "memory", "shared"),
+        ("alltoall", 4, 8, "memory", "shared"),
+    ],
+)
+def test_other_collectives_by_size_and_place(
+    collective: str, ranks: int, nbytes: int, place: str, expected: str
+) -> None:
+    """Trees and few messages where steps count, each byte but once where bytes do."""
+    assert choose(collective, ranks, nbytes, place) == expected
 
 
 @pytest.mark.parametrize("collective", list(Collective))
@@ -88,3 +126,13 @@ def test_tile_holds_chunks_of_256_kib() -> None:
     """A tile has as many chunks as the plan, so more ranks on a ring have larger tiles."""
     assert tile_bytes(build("allreduce", "ring", 4)) == 8 * (256 << 10)
     assert tile_bytes(build("broadcast", "binomial", 4)) == 256 << 10
+
+
+@pytest.mark.parametrize(("collective", "name"), [("alltoall", "bruck"), ("gather", "binomial")])
+def test_scratch_is_bounded(collective: str, name: str) -> None:
+    """Plans with a block of SCRATCH for each rank, or more, have smaller tiles."""
+    for ranks in (2, 8, 128):
+        plan = build(collective, name, ranks)
+
+        assert tile_bytes(plan) * plan.blocks[2] <= 16 << 20
+        assert tile_bytes(plan) >= 16 << 10

@@ -29,10 +29,11 @@ def test_codes() -> None:
     assert {space.name: int(space) for space in Space} == {
         "IN": 0, "OUT": 1, "SCRATCH": 2, "OUTBOX": 3, "NONE": 255,
     }  # fmt: skip
-    assert [flag.name for flag in Flag] == ["BACK", "KEEP", "STREAMING"]
-    assert [int(flag) for flag in Flag] == [1, 2, 4]
+    assert [flag.name for flag in Flag] == ["BACK", "KEEP", "STREAMING", "FIRST"]
+    assert [int(flag) for flag in Flag] == [1, 2, 4, 8]
     labels = ["barrier", "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"]
-    assert [collective.label for collective in Collective] == labels
+    numbers = dict(zip(labels, range(6), strict=True)) | {"gather": 8, "scatter": 9, "alltoall": 10}
+    assert {collective.label: int(collective) for collective in Collective} == numbers
     assert set(FORMS) == set(Op)
 
 
@@ -47,6 +48,17 @@ def test_describe_names_every_operand() -> None:
     assert words[3] == "wait for signal 1 #1 of 0, 2 tiles ago"
     assert words[4] == "put OUTBOX[0] = OUT[0]"
     assert "reduce_many OUT[0] = OUT[0] + OUTBOX[0] of all others" in words
+
+
+def test_describe_says_which_operand_is_the_first() -> None:
+    """Partners that exchange sums form the same one: what comes from below is added to."""
+    lower, upper = (
+        [describe(row) for row in program]
+        for program in build("allreduce", "recursive-doubling", 2).programs
+    )
+
+    assert "recv_reduce SCRATCH[0] = OUT[0] + <- 1" in lower
+    assert "recv_reduce SCRATCH[0] = <- 0 + OUT[0]" in upper
 
 
 def test_unknown_collective_lists_the_known_ones() -> None:

@@ -119,6 +119,9 @@ class Machine:
                         Collective.REDUCE: space == (1 if rank == plan.root else 0),
                         Collective.ALLGATHER: space == 0,
                         Collective.REDUCE_SCATTER: space == 0,
+                        Collective.GATHER: space == 0,
+                        Collective.SCATTER: space == 0 and rank == plan.root,
+                        Collective.ALLTOALL: space == 0,
                     }[plan.collective]
                     for chunk in range(blocks * plan.chunks if given else 0):
                         value = self.rng.getrandbits(60)
@@ -134,6 +137,12 @@ class Machine:
             return self.numbers[plan.root, chunk, tile]
         if plan.collective is Collective.ALLGATHER:
             return self.numbers[block, place, tile]
+        if plan.collective is Collective.GATHER:
+            return self.numbers[block, place, tile] if rank == plan.root else None
+        if plan.collective is Collective.SCATTER:
+            return self.numbers[plan.root, rank * plan.chunks + place, tile]
+        if plan.collective is Collective.ALLTOALL:
+            return self.numbers[block, rank * plan.chunks + place, tile]
         if plan.collective is Collective.REDUCE_SCATTER:
             mine = rank * plan.chunks + chunk
             return sum(self.numbers[peer, mine, tile] for peer in everyone)
@@ -166,9 +175,15 @@ class Machine:
         plan = self.plan
         if space > 3 or not 0 <= first <= first + count <= plan.blocks[space] * plan.chunks:
             raise Harm("out of bounds")
-        if count and first // plan.chunks != (first + count - 1) // plan.chunks:
+        crosses = count and first // plan.chunks != (first + count - 1) // plan.chunks
+        if crosses and space != Space.SCRATCH:
             raise Harm("a run in two blocks")
-        if plan.collective is Collective.REDUCE and space == (0 if rank == plan.root else 1):
+        missing = {
+            Collective.REDUCE: 0 if rank == plan.root else 1,
+            Collective.GATHER: None if rank == plan.root else 1,
+            Collective.SCATTER: None if rank == plan.root else 0,
+        }.get(plan.collective)
+        if space == missing:
             raise Harm("no such array on this rank")
         version = (tile, tile, 0, tile % SLOTS)[space]
         return [(rank, space, chunk, version) for chunk in range(first, first + count)]

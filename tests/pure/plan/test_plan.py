@@ -102,6 +102,10 @@ def test_lowered_plans_are_right_too(collective: Collective, name: str) -> None:
     """Lowering a good plan gives a good plan with the same chain of messages."""
     for ranks in (1, 2, 3, 5, 6):
         plan = build(collective, name, ranks)
+        if max(int(p["count"].max(initial=0)) for p in plan.programs) > plan.chunks:
+            with pytest.raises(ValueError, match="several blocks as one message"):
+                pipelined(plan, 3)
+            continue
 
         assert verify(pipelined(plan, 3)).steps == verify(plan).steps
 
@@ -122,7 +126,7 @@ def test_build_keeps_plans() -> None:
     ("arguments", "message"),
     [
         (("allreduce", "rink", 4), "no algorithm 'rink'; known are ring, tree, halving-doubling"),
-        (("gather", "ring", 4), "'gather' has no plans"),
+        (("gathering", "ring", 4), "'gathering' has no plans"),
         (("allreduce", "ring", 0), "at least 1 rank, got 0"),
         (("broadcast", "binomial", 4, 4), "from 0 to 3, got 4"),
         (("allreduce", "ring", 4, 1), "allreduce has no root"),

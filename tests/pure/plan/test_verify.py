@@ -99,6 +99,57 @@ def test_run_must_stay_in_its_block() -> None:
         verify(plan)
 
 
+def test_blocks_lie_side_by_side_in_scratch() -> None:
+    """Only there a run may go on into the next block; it must still end inside the space."""
+
+    def each_rank(me: Rank) -> None:
+        lane = me.lane()
+        for block in range(2):
+            lane.copy(IN[block], into=SCRATCH[block])
+        if me.rank == 0:
+            lane.send(SCRATCH[0:2], to=1)
+        else:
+            lane.recv(SCRATCH[2 : 2 + length], source=0)
+        for block in range(2):
+            lane.copy(SCRATCH[block], into=OUT[block])
+
+    length = 2
+    with pytest.raises(PlanError, match=r"rank 0 ends with OUT\[1\] = x0 of block 1, expected x1"):
+        verify(write(Collective.ALLTOALL, "test", 2, each_rank, scratch=4))
+    with pytest.raises(PlanError, match=r"dst 2 \+ 2 is beyond its space"):
+        verify(write(Collective.ALLTOALL, "test", 2, each_rank, scratch=3))
+    length = 1
+    with pytest.raises(PlanError, match="is not the run that"):
+        verify(write(Collective.ALLTOALL, "test", 2, each_rank, scratch=3))
+
+
+@pytest.mark.parametrize(
+    ("collective", "fields", "message"),
+    [
+        ("gather", {"src_space": 1}, "gather has OUT on the root only"),
+        ("scatter", {"op": Op.COPY, "peer": -1, "src_space": 0}, "scatter has IN on the root only"),
+    ],
+)
+def test_arrays_that_only_the_root_has(
+    collective: str, fields: dict[str, int], message: str
+) -> None:
+    """Off the root a gather has no result and a scatter nothing to give."""
+    plan = build(collective, "linear", 2)
+
+    with pytest.raises(PlanError, match=message):
+        verify(changed(plan, 1, 0, **fields))
+
+
+def test_blocks_that_end_in_the_wrong_place() -> None:
+    """A block is known by its number too: the right rank's wrong block is an error."""
+    plan = build("scatter", "linear", 3)  # lane 0 of the root sends blocks 1 and 2
+
+    with pytest.raises(
+        PlanError, match=r"rank 1 ends with .* x0 of block 2, expected x0 of block 1"
+    ):
+        verify(changed(plan, 0, 0, src=2))
+
+
 def test_reduce_has_no_out_but_on_the_root() -> None:
     """A rank that gets no result has no array to put one."""
     plan = build("reduce", "binomial", 3)

@@ -1,61 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All algorithms by name. Each is one page, and says in its first lines how it works."""
+"""All algorithms by name. Each is one page, and says in its first lines how it works.
+
+A page is read when its first plan is built: of some thirty a job needs few.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 from ..instructions import Collective
 from ..plan import Plan
-from .allgather import allgather
-from .barrier import barrier
-from .broadcast import broadcast
-from .gather_to_root import gather_to_root
-from .halving_doubling import halving_doubling
-from .line import line_allreduce, line_barrier, line_broadcast
-from .one_shot import one_shot
-from .reduce import reduce
-from .reduce_scatter import reduce_scatter
-from .ring import ring
-from .shared import (
-    shared_allgather,
-    shared_barrier,
-    shared_broadcast,
-    shared_reduce,
-    shared_reduce_scatter,
-)
-from .tree import tree
-from .two_shot import two_shot
 
-_ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
-    Collective.BARRIER: {"dissemination": barrier, "shared": shared_barrier, "line": line_barrier},
+# Where a plan is written: page.function, of the number of ranks, and of the root if it has one.
+_PAGES: dict[Collective, dict[str, str]] = {
+    Collective.BARRIER: {
+        "dissemination": "barrier.barrier",
+        "token-ring": "token_ring.token_ring",
+        "shared": "shared.shared_barrier",
+        "line": "line.line_barrier",
+    },
     Collective.ALLREDUCE: {
-        "ring": ring,
-        "tree": tree,
-        "halving-doubling": halving_doubling,
-        "gather-to-root": gather_to_root,
-        "one-shot": one_shot,
-        "two-shot": two_shot,
-        "line": line_allreduce,
+        "ring": "ring.ring",
+        "tree": "tree.tree",
+        "halving-doubling": "halving_doubling.halving_doubling",
+        "gather-to-root": "gather_to_root.gather_to_root",
+        "bidirectional-ring": "bidirectional_ring.bidirectional_ring",
+        "bidirectional-ring-meeting": "meeting_ring.meeting_ring",
+        "double-tree": "double_tree.double_tree",
+        "recursive-doubling": "recursive_doubling.recursive_doubling",
+        "circulant": "circulant.circulant",
+        "one-shot": "one_shot.one_shot",
+        "two-shot": "two_shot.two_shot",
+        "line": "line.line_allreduce",
     },
-    Collective.ALLGATHER: {"ring": allgather, "shared": shared_allgather},
-    Collective.REDUCE_SCATTER: {"ring": reduce_scatter, "shared": shared_reduce_scatter},
-}
-_ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
+    Collective.ALLGATHER: {
+        "ring": "allgather.allgather",
+        "circulant": "circulant_allgather.circulant_allgather",
+        "shared": "shared.shared_allgather",
+    },
+    Collective.REDUCE_SCATTER: {
+        "ring": "reduce_scatter.reduce_scatter",
+        "circulant": "circulant_reduce_scatter.circulant_reduce_scatter",
+        "shared": "shared.shared_reduce_scatter",
+    },
+    Collective.ALLTOALL: {
+        "pairwise": "pairwise.pairwise",
+        "bruck": "bruck.bruck",
+        "shared": "shared.shared_alltoall",
+    },
     Collective.BROADCAST: {
-        "binomial": broadcast,
-        "shared": shared_broadcast,
-        "line": line_broadcast,
+        "binomial": "broadcast.broadcast",
+        "scatter-allgather": "scatter_allgather.scatter_allgather",
+        "chain": "chain.chain",
+        "double-tree": "double_tree_broadcast.double_tree_broadcast",
+        "shared": "shared.shared_broadcast",
+        "line": "line.line_broadcast",
     },
-    Collective.REDUCE: {"binomial": reduce, "shared": shared_reduce},
+    Collective.REDUCE: {"binomial": "reduce.reduce", "shared": "shared.shared_reduce"},
+    Collective.GATHER: {
+        "linear": "linear.linear_gather",
+        "binomial": "binomial_gather.binomial_gather",
+        "shared": "shared.shared_gather",
+    },
+    Collective.SCATTER: {
+        "linear": "linear.linear_scatter",
+        "binomial": "binomial_gather.binomial_scatter",
+        "shared": "shared.shared_scatter",
+    },
 }
 
 
 def algorithms(collective: Collective | str) -> tuple[str, ...]:
     """The names of the algorithms that can do this collective."""
-    found = Collective.named(collective)
-    return tuple(_ROOTED[found] if found.rooted else _ROOTLESS[found])
+    return tuple(_PAGES[Collective.named(collective)])
 
 
 # A job uses few plans; the bound only keeps a program that walks through all roots from growing.
@@ -70,11 +89,12 @@ def build(collective: Collective | str, algorithm: str, ranks: int, root: int = 
         raise ValueError(f"a plan needs at least 1 rank, got {ranks}")
     if not 0 <= root < ranks:
         raise ValueError(f"root must be a rank from 0 to {ranks - 1}, got {root}")
-    if found.rooted:
-        return _ROOTED[found][algorithm](ranks, root)
-    if root:
+    if root and not found.rooted:
         raise ValueError(f"{found.label} has no root, got root {root}; leave it out")
-    return _ROOTLESS[found][algorithm](ranks)
+    page, function = _PAGES[found][algorithm].split(".")
+    written: Any = getattr(import_module(f".{page}", __name__), function)
+    plan: Plan = written(ranks, root) if found.rooted else written(ranks)
+    return plan
 
 
 __all__ = ["algorithms", "build"]

@@ -18,3 +18,8 @@ def children(place: int, size: int) -> list[int]:
     reach = place & -place or size
     distances = (1 << k for k in range(size.bit_length()))
     return [place + d for d in distances if d < reach and place + d < size]
+
+
+def reach(place: int, size: int) -> int:
+    """How many places the subtree of a place has, itself included; they follow each other."""
+    return min(place & -place or size, size - place)
