@@ -76,8 +76,9 @@ bool Engine::has_pair_link(int peer) const {
   return pairs_[size_t(peer)].load(std::memory_order_acquire) != nullptr;
 }
 
-Outboxes& Engine::share_memory(size_t slot_bytes) {
-  links_.outboxes = std::make_unique<Outboxes>(settings_.rank, settings_.ranks, slot_bytes);
+Outboxes& Engine::share_memory(size_t slot_bytes, size_t room_bytes) {
+  links_.outboxes =
+      std::make_unique<Outboxes>(settings_.rank, settings_.ranks, slot_bytes, room_bytes);
   poller_->use_flag(links_.outboxes->doorbell_flag(), links_.outboxes->own());
   return *links_.outboxes;
 }
@@ -119,6 +120,9 @@ void Engine::submit(const std::shared_ptr<Operation>& operation, bool background
     if (!operation->executor && (peer < 0 || peer >= settings_.ranks || !has_pair_link(peer)))
       throw std::invalid_argument("there is no link to rank " + std::to_string(peer) +
                                   "; add one before sending or receiving");
+    if (operation->executor && operation->executor->plan().direct != (operation->array != nullptr))
+      throw std::invalid_argument(
+          "direct plans, and only they, need an array that all ranks reach");
     // First, as it may fail: an operation that was refused must not stay queued.
     if (background && !progress_thread_.joinable())
       progress_thread_ = std::thread([this] { background_loop(); });

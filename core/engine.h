@@ -60,9 +60,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void add_pair_link(int peer, std::unique_ptr<Link> link);
   bool has_pair_link(int peer) const;
   // Makes this rank's outbox; peers attach it, and this rank theirs, before a plan uses outboxes.
-  Outboxes& share_memory(size_t slot_bytes);
+  Outboxes& share_memory(size_t slot_bytes, size_t room_bytes = 0);
   // Takes ownership of both descriptors. Raises std::runtime_error.
   void attach_outbox(int peer, int segment_fd, int event_fd);
+
+  // Of ranks that share memory.
+  const Outboxes& outboxes() const { return *links_.outboxes; }
 
   // Of a peer whose outbox is attached.
   Doorbell doorbell(int peer) { return links_.outboxes->doorbell(peer); }

@@ -41,7 +41,8 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
   if (!plan_.uses_outbox()) return;
   if (!links_.outboxes)
     throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");
-  if (plan_.blocks[static_cast<int>(Space::kOutbox)] * tile_bytes_ > links_.outboxes->slot_bytes())
+  if (!plan_.direct &&
+      plan_.blocks[static_cast<int>(Space::kOutbox)] * tile_bytes_ > links_.outboxes->slot_bytes())
     throw std::invalid_argument("plan '" + plan_.algorithm +
                                 "' needs a larger outbox; use smaller tiles");
 }
@@ -177,6 +178,8 @@ Executor::Run Executor::run_of(Space space, uint32_t chunk, uint32_t count, uint
     case Space::kOut:
       return {operation_->out + in_array, bytes};
     default:
+      if (plan_.direct)
+        return {operation_->array->at[size_t(owner)] + operation_->array_offset + in_array, bytes};
       return {links_.outboxes->slot(owner, links_.outbox_tiles + tile) + in_tile, bytes};
   }
 }
@@ -338,7 +341,9 @@ void Executor::explain_call(const Call& theirs, int peer) const {
         "in operation " + std::to_string(operation_->sequence) + " " + named(links_.rank) +
             " called " + operation_->call.describe() + ", " + named(peer) + " called " +
             theirs.describe() +
-            (same ? " by another plan; pass the same algorithm= and settings on all ranks"
+            (same ? " by another plan, or in another array of empty(); pass the same array, "
+                    "algorithm= and "
+                    "settings on all ranks"
                   : kSameCalls));
 }
 

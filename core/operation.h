@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "failure.h"
 #include "frame.h"
@@ -20,6 +21,12 @@ namespace commute {
 using Clock = std::chrono::steady_clock;
 
 class Executor;
+
+// An array that every rank has in its room, so that all reach all of them.
+struct SharedArray {
+  uint64_t number = 0;         // the same on all ranks
+  std::vector<std::byte*> at;  // by rank
+};
 
 struct Operation {
   enum class State : uint8_t { kQueued, kRunning, kDone, kFailed };
@@ -31,6 +38,8 @@ struct Operation {
   int peer = -1;                       // send and recv only
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  std::shared_ptr<const SharedArray> array;  // direct plans: what `out` is part of
+  size_t array_offset = 0;                   // where in it `out` begins
   Clock::time_point deadline = Clock::time_point::max();
   double timeout_s = 0;  // what the deadline was made from, for messages
   uint64_t record = 0;   // its number in the recorder

@@ -9,19 +9,20 @@
 #include <string>
 
 namespace commute {
-Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes)
+
+Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes, size_t room_bytes)
     : rank_(rank),
       ranks_(ranks),
       slot_bytes_((slot_bytes + kPageBytes - 1) / kPageBytes * kPageBytes),
       segments_(size_t(ranks)),
       event_fds_(size_t(ranks), -1) {
-  auto segment =
-      std::make_shared<Segment>(Segment::create(kHeadBytes + kOutboxSlots * slot_bytes_));
+  auto segment = std::make_shared<Segment>(Segment::create(room_at(), room_bytes));
   Head& mine = *new (segment->data()) Head{};
   mine.rank = static_cast<uint32_t>(rank);
   mine.ranks = static_cast<uint32_t>(ranks);
   mine.slot_bytes = slot_bytes_;
   mine.magic = kMagic;
+  arena_ = std::make_shared<Arena>(segment, room_at());
   segments_[size_t(rank)] = std::move(segment);
 }
 
@@ -32,7 +33,7 @@ Outboxes::~Outboxes() {
 
 void Outboxes::attach(int peer, std::shared_ptr<Segment> segment, int event_fd) {
   const Head& theirs = *reinterpret_cast<const Head*>(segment->data());
-  if (segment->bytes() < kHeadBytes + kOutboxSlots * slot_bytes_ || theirs.magic != kMagic ||
+  if (segment->bytes() < room_at() || theirs.magic != kMagic ||
       theirs.rank != static_cast<uint32_t>(peer) || theirs.ranks != static_cast<uint32_t>(ranks_) ||
       theirs.slot_bytes != slot_bytes_) {
     ::close(event_fd);
@@ -41,6 +42,15 @@ void Outboxes::attach(int peer, std::shared_ptr<Segment> segment, int event_fd) 
   }
   event_fds_[size_t(peer)] = event_fd;
   segments_[size_t(peer)] = std::move(segment);
+}
+
+std::byte* Outboxes::array(int rank, size_t at, size_t bytes) const {
+  const Segment& segment = *segments_[size_t(rank)];
+  if (at < room_at() || at > segment.bytes() || bytes > segment.bytes() - at)
+    throw std::runtime_error("rank " + std::to_string(rank) +
+                             " named memory that is not in its room");
+  segment.populate(at, bytes);
+  return segment.data() + at;
 }
 
 Doorbell Outboxes::doorbell(int peer) {

@@ -2,7 +2,7 @@
 // Outboxes: memory of each rank that all its local peers read, and counters by which they tell each
 // other. Between the processes of a host, and in tests between the threads of one process.
 //
-//   segment = head | slot 0 | slot 1
+//   segment = head | slot 0 | slot 1 | room for arrays (arena.h)
 //   head    = identity | doorbell flag | core | signals[kSignals] | line 0 | line 1    apart from
 //   each other line    = operation | history | call | payload
 //
@@ -25,6 +25,7 @@
 #include <memory>
 #include <vector>
 
+#include "arena.h"
 #include "doorbell.h"
 #include "frame.h"
 #include "segment.h"
@@ -36,8 +37,9 @@ constexpr size_t kLineBytes = 16 * 1024;
 
 class Outboxes {
  public:
-  // Makes the own segment. Raises std::system_error where memory cannot be shared.
-  Outboxes(int rank, int ranks, size_t slot_bytes);
+  // Makes the own segment; `room_bytes` is for arrays. Raises std::system_error where memory cannot
+  // be shared.
+  Outboxes(int rank, int ranks, size_t slot_bytes, size_t room_bytes = 0);
   ~Outboxes();
   Outboxes(const Outboxes&) = delete;
   Outboxes& operator=(const Outboxes&) = delete;
@@ -68,6 +70,16 @@ class Outboxes {
   std::byte* slot(int rank, uint64_t tile) {
     return segments_[size_t(rank)]->data() + kHeadBytes + (tile % kOutboxSlots) * slot_bytes_;
   }
+  // The room of the own segment; none of its memory goes before the last array.
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  bool in_room(const std::byte* address) const {
+    const Segment& mine = *own();
+    return address >= mine.data() + room_at() && address < mine.data() + mine.bytes();
+  }
+  // An array in a rank's room, by where it is in the segment. Raises std::runtime_error when that
+  // is not in its room.
+  std::byte* array(int rank, size_t at, size_t bytes) const;
+
   void signal(uint32_t signal);
   uint64_t signalled(int rank, uint32_t signal) const {
     return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
@@ -115,6 +127,7 @@ class Outboxes {
   static constexpr size_t kPageBytes = 4096;
   static constexpr size_t kHeadBytes = (sizeof(Head) + kPageBytes - 1) / kPageBytes * kPageBytes;
 
+  size_t room_at() const { return kHeadBytes + kOutboxSlots * slot_bytes_; }
   Line& line(int rank, uint64_t use) const { return head(rank).lines[use % 2]; }
   void ring_others();
   Head& head(int rank) const { return *reinterpret_cast<Head*>(segments_[size_t(rank)]->data()); }
@@ -122,6 +135,7 @@ class Outboxes {
   const int rank_;
   const int ranks_;
   const size_t slot_bytes_;
+  std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by rank
   std::vector<int> event_fds_;                      // by rank; -1 for the own one
 };

@@ -85,7 +85,8 @@ class Checker {
     if (op == Op::kReduceMany)
       require(instruction_.src_space != Space::kOutbox, "reads its own outbox");
     if (op == Op::kPut)
-      require(instruction_.dst_space == Space::kOutbox, "does not write its outbox");
+      require(instruction_.dst_space == Space::kOutbox && !plan_.direct,
+              "does not write its outbox");
     const bool keeps = op == Op::kPut && (instruction_.flags & kFlagKeep);
     if (op != Op::kReduceMany && !keeps) return;
     run_inside(keeps ? Space::kOut : Space::kOutbox, instruction_.arg, "has no third operand");
@@ -133,6 +134,9 @@ void Plan::check() {
   if (ranks < 1 || rank < 0 || rank >= ranks || chunks < 1)
     throw std::invalid_argument("plan '" + algorithm +
                                 "' has an impossible rank, size or chunk count");
+  const auto blocks_of = [this](Space space) { return blocks[static_cast<int>(space)]; };
+  if (direct && blocks_of(Space::kOutbox) != blocks_of(Space::kOut))
+    throw std::invalid_argument("plan '" + algorithm + "' is direct, so OUTBOX must be as OUT");
   if (signals_per_tile.size() != size_t(ranks) * kSignals)
     throw std::invalid_argument("plan '" + algorithm +
                                 "' does not count the signals of every rank");

@@ -95,6 +95,7 @@ struct Plan {
   std::vector<uint32_t> lane_ends;         // lane l is code[lane_ends[l-1], lane_ends[l])
   std::vector<uint32_t> signals_per_tile;  // [rank * kSignals + signal], of every rank
   bool settled = false;  // proved: once this rank has finished, nobody touches its outbox
+  bool direct = false;   // OUTBOX is OUT itself: for arrays that all ranks reach
 
   std::span<const Instruction> lane(size_t index) const;
   bool uses_outbox() const { return blocks[static_cast<int>(Space::kOutbox)] != 0; }

@@ -5,6 +5,8 @@
 // It has no name in any file system, so a crash leaves no litter, and it does not live in /dev/shm,
 // so a container's small one does no harm. Its size is sealed: a peer cannot shrink it under our
 // feet.
+//
+// A segment may have room at its end that takes no memory until it is reserved, piece by piece.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +20,19 @@ class Segment {
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
 
-  // New memory, zero, touched page by page by its owner now rather than at first use. Raises
-  // std::system_error.
-  static Segment create(size_t bytes);
+  // New memory, zero, touched page by page by its owner now rather than at first use; and `room`
+  // more. Raises std::system_error.
+  static Segment create(size_t bytes, size_t room = 0);
   // Maps a peer's segment; takes ownership of `fd`. Raises std::runtime_error when it is not a
   // sealed memfd of at least `bytes`.
   static Segment map(int fd, size_t bytes);
+
+  // Of the room, whole pages: from now on there is memory. False when there is none.
+  bool reserve(size_t at, size_t bytes) const;
+  // Gives the memory back; what it held is lost, for all who map it.
+  void release(size_t at, size_t bytes) const;
+  // Touches pages now rather than at first use. They must be reserved, by whoever made the segment.
+  void populate(size_t at, size_t bytes) const;
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }

@@ -44,7 +44,8 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
 
 std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in,
                                   uintptr_t out, uint64_t count, int dtype, int reduce_op,
-                                  bool mean, double timeout, bool background) {
+                                  bool mean, double timeout, bool background,
+                                  std::shared_ptr<SharedArray> array, size_t array_offset) {
   if (!is_dtype(uint64_t(dtype)) || !is_reduce_op(uint64_t(reduce_op)) ||
       !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)))
     throw std::invalid_argument("there is no such reduction");
@@ -54,6 +55,12 @@ std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> exec
   operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
   operation->call.root = plan.root;
   operation->call.plan = static_cast<uint32_t>(plan.hash);
+  if (array) {  // ranks that name different arrays, or parts, must not meet
+    const uint64_t part = (array->number << 48 ^ array_offset) * 0x9e3779b97f4a7c15u;
+    operation->call.plan ^= static_cast<uint32_t>(part >> 32);
+  }
+  operation->array = std::move(array);
+  operation->array_offset = array_offset;
   operation->call.mean = mean;
   operation->executor = std::move(executor);
   engine.submit(operation, background);
@@ -82,9 +89,11 @@ nb::list records(const Engine& engine) {
 }
 
 // Every engine reads the outbox of every other; they are threads of one process.
-void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t slot_bytes) {
+void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t slot_bytes,
+                     size_t room_bytes) {
   std::vector<Outboxes*> outboxes;
-  for (const auto& engine : engines) outboxes.push_back(&engine->share_memory(slot_bytes));
+  for (const auto& engine : engines)
+    outboxes.push_back(&engine->share_memory(slot_bytes, room_bytes));
   for (size_t a = 0; a < engines.size(); ++a)
     for (size_t b = 0; b < engines.size(); ++b)
       if (a != b)
@@ -93,7 +102,7 @@ void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t
 
 // Engines for `ranks` threads of this process, joined by memory links and outboxes.
 std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes,
-                                                    size_t slot_bytes) {
+                                                    size_t slot_bytes, size_t room_bytes) {
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<std::shared_ptr<Poller>> pollers;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -101,7 +110,7 @@ std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_b
     engines.push_back(
         std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
   }
-  attach_outboxes(engines, slot_bytes);
+  attach_outboxes(engines, slot_bytes, room_bytes);
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
       auto link = memory_link_pair(pollers[size_t(a)], pollers[size_t(b)], capacity_bytes);
@@ -186,8 +195,10 @@ void bind_links(nb::class_<Engine>& engine) {
           nb::arg("peer"), nb::arg("socket"), nb::arg("segment"), nb::arg("first"), nb::arg("pair"))
       .def(
           "share_memory",
-          [](Engine& self, size_t slot_bytes) { return self.share_memory(slot_bytes).own()->fd(); },
-          nb::arg("slot_bytes"))
+          [](Engine& self, size_t slot_bytes, size_t room_bytes) {
+            return self.share_memory(slot_bytes, room_bytes).own()->fd();
+          },
+          nb::arg("slot_bytes"), nb::arg("room_bytes"))
       .def(
           "attach_outbox",
           [](Engine& self, int peer, int segment_fd, int event_fd) {
@@ -201,7 +212,8 @@ void bind_calls(nb::class_<Engine>& engine) {
   engine.def("bind", &Engine::bind, nb::arg("plan"), nb::arg("tile_bytes"), nb::keep_alive<0, 1>())
       .def("submit", &submit, nb::arg("executor"), nb::arg("in_address"), nb::arg("out_address"),
            nb::arg("count"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("mean"),
-           nb::arg("timeout"), nb::arg("background"))
+           nb::arg("timeout"), nb::arg("background"), nb::arg("array") = nb::none(),
+           nb::arg("array_offset") = 0)
       .def("post", &post, nb::arg("sends"), nb::arg("peer"), nb::arg("address"), nb::arg("count"),
            nb::arg("dtype"), nb::arg("timeout"), nb::arg("background"))
       .def(
@@ -256,7 +268,7 @@ void bind_engine(nb::module_& module) {
   module.def("link_segment", [] { return new_segment(SharedLink::segment_bytes()); });
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
-             nb::arg("slot_bytes"));
+             nb::arg("slot_bytes"), nb::arg("room_bytes"));
 }
 
 }  // namespace commute::bindings

@@ -220,6 +220,8 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
   const uint64_t bytes = memory.count * item_bytes(dtype);
   const std::shared_ptr<Executor>* executor = chosen(state, root, bytes);
   if (executor == nullptr) return 0;
+  // Arrays that all ranks reach have plans of their own; in a line they are as any other.
+  if (bytes > kLineBytes && state.engine->outboxes().in_room(memory.data)) return 0;
   // Taken out, because another thread may call while this one waits without the GIL.
   std::shared_ptr<Operation> mine =
       state.spare ? std::move(state.spare) : std::make_shared<Operation>();

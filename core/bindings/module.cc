@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   using namespace commute::bindings;
   bind_plan(module);
   bind_engine(module);
+  bind_arrays(module);
   bind_fast_call(module);
   bind_health(module);
   bind_kernels(module);

@@ -29,4 +29,5 @@ def core_plan(plan: plans.Plan, rank: int, *, settled: bool) -> _core.Plan:
         plan.programs[rank].tobytes(),
         signals.ravel().tolist(),
         settled,
+        plan.direct,
     )

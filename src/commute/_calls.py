@@ -24,6 +24,7 @@ from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._reductions import OPS, check_op
 from commute._runner import Runner
+from commute._shared_arrays import Part, SharedArrays
 from commute._wiring import Wiring
 from commute.plan import Collective
 
@@ -56,6 +57,7 @@ class Calls:
         self._bound: dict[tuple[Collective, str, int], _core.Executor] = {}
         self._binding = threading.Lock()
         self._fast: FastCalls | None = None  # the compiled call path, in shared memory
+        self._shared: SharedArrays | None = None  # likewise
 
     @property
     def timeout(self) -> float:
@@ -154,7 +156,7 @@ class Calls:
     ) -> _core.Operation:
         self._runner.check()
         limit = self.timeout if timeout is None else timeout
-        executor = self._executor(call, algorithm, deterministic, limit)
+        executor, part = self._executor(call, algorithm, deterministic, limit)
         return self._runner.start(
             lambda: self._runner.engine.submit(
                 executor,
@@ -166,19 +168,24 @@ class Calls:
                 call.op == "mean",
                 limit,
                 background,
+                *(part or ()),
             ),
             keep=call,
         )
 
     def _executor(
         self, call: Call, algorithm: str | None, deterministic: bool, limit: float
-    ) -> _core.Executor:
-        """The bound plan of the algorithm that is chosen; its links are opened at first use."""
+    ) -> tuple[_core.Executor, Part | None]:
+        """The bound plan of the algorithm that is chosen; its links are opened at first use.
+
+        Of a direct plan also the array that all ranks have, and which part of it is called with.
+        """
+        part = self._part(call)
         name = plans.choose(
             call.collective,
             self.size,
             call.source.nbytes,
-            self._wiring.place,
+            self._wiring.place if part is None else "arrays",
             deterministic,
             halves=call.source.dtype in HALVES,
             algorithm=algorithm,
@@ -188,10 +195,18 @@ class Calls:
         found = self._bound.get(key)
         if found is None:
             found = self._bind(key, limit)
+        if name == plans.DIRECT:
+            return found, part
         fast = self._fast  # another thread may be closing the group
         if fast is not None and algorithm is None and not deterministic:
             fast.learn(call.collective, found, call.source.nbytes)
-        return found
+        return found, None
+
+    def _part(self, call: Call) -> Part | None:
+        """Of the array that is worked on in place, if all ranks reach it."""
+        if self._shared is None or call.source.address != call.target.address:
+            return None
+        return self._shared.find(call.target)
 
     def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:
         collective, name, root = key
@@ -213,6 +228,7 @@ class Calls:
     def _share_memory(self) -> None:
         """All ranks read each other's outboxes from now on; all of them call this."""
         self._wiring.place = "memory"
+        self._shared = SharedArrays(self._runner.engine)
         self._fast = FastCalls(
             self._runner,
             {collective: getattr(self, collective.label) for collective in TAKEN_OVER},

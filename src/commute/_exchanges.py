@@ -133,6 +133,37 @@ class Exchanges(Calls):
         """As `alltoall`, returning at once."""
         return self._begin(self._alltoall(x, out), algorithm, False, timeout)
 
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+        """A new array, whose values are arbitrary, in memory that peers on this host reach.
+
+        All ranks call this, with the same shape and dtype. `allreduce` and `broadcast` of such
+        arrays, or of contiguous parts of them, copy nothing that is not the result: of large ones
+        they are two to three times as fast. Every rank must then pass the same part of the same
+        array. In all else it is an array as any other: `torch.from_numpy` views it, and its memory
+        is used again when its last view has gone. A peer that dies during a call leaves it half
+        written, and the call raises.
+
+        Where not all ranks share memory it is an ordinary array, with which the same calls work.
+
+        >>> import commute
+        >>> with commute.init() as world:
+        ...     x = world.empty((2, 3), "float64")
+        ...     x[:] = world.rank
+        ...     world.allreduce(x)
+        array([[0., 0., 0.],
+               [0., 0., 0.]])
+        """
+        shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple(map(int, shape))
+        found = np.dtype(dtype)
+        self._runner.check()
+        if self._shared is None or 0 in shape:
+            return np.empty(shape, found)
+        array = self._shared.place(shape, found, self._gathered)
+        return np.empty(shape, found) if array is None else array
+
+    def _gathered(self, told: Any) -> Any:
+        return self._run(self._allgather(told, None), None, False, None)
+
     # ---- arguments ----
 
     def _gather(self, x: Any, root: int, out: Any) -> Call:

@@ -27,6 +27,7 @@ from commute._cores import usable_cores
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
+from commute._shared_arrays import room_bytes
 from commute.cluster.addresses import is_loopback
 from commute.cluster.auth import Purpose
 from commute.cluster.connector import Connector
@@ -159,7 +160,7 @@ def _meet_in_memory(
 def _outbox(engine: _core.Engine) -> tuple[tuple[int, int] | None, int]:
     """The descriptors that neighbours get, or none and the error number."""
     try:
-        return (engine.share_memory(SLOT_BYTES), engine.event_fd), 0
+        return (engine.share_memory(SLOT_BYTES, room_bytes()), engine.event_fd), 0
     except OSError as error:
         return None, min(error.errno or errno.ENOMEM, 255)
 

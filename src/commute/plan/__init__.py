@@ -12,7 +12,7 @@ they are first asked for: a group needs neither until it binds a plan.
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import algorithms, build
-from .choose import LINE_BYTES, candidates, choose, in_rank_order, tile_bytes
+from .choose import DIRECT, LINE_BYTES, candidates, choose, in_rank_order, tile_bytes
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, arrays_of, pipelined
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .verifier import Report, prove, verify
 
 __all__ = [
+    "DIRECT",
     "INSTRUCTION",
     "LINE_BYTES",
     "SLOTS",

@@ -2,8 +2,9 @@
 """Which algorithm: the one place where it is chosen, by size and by place.
 
 The place is what the ranks of a group have between them: "tcp" (a network), "loopback" (all on one
-host, but links that carry messages) or "memory" (all on one host, and able to read each other's
-outboxes).
+host, but links that carry messages), "memory" (all on one host, and able to read each other's
+outboxes) or "arrays" (that, and the arrays of the call are of `world.empty`, so that all reach all
+of them).
 
 All ranks choose alike, because the choice depends on nothing that only one of them knows.
 """
@@ -16,7 +17,9 @@ from .algorithms import algorithms, build
 from .instructions import Collective, Space
 from .plan import Plan
 
-PLACES = ("tcp", "loopback", "memory")
+PLACES = ("tcp", "loopback", "memory", "arrays")
+
+DIRECT = "direct"
 
 # Thresholds between algorithms over links. Those without a figure follow from their costs, with p
 # ranks, n bytes, a latency a per message and b seconds per byte, where a/b is some 16 KB: 20 us at
@@ -53,12 +56,16 @@ TILE_BYTES_MANY = 128 << 10
 # Between 2 ranks an allgather, which stores past the caches, is best when its tiles leave the L2
 # cache too: a peer reads them quicker from the L3 cache. 16 MB took 1.30 ms against 1.44.
 GATHERED_TILE_BYTES = {2: 2 << 20}
+# Of a direct plan a tile only bounds how long a rank works without looking up.
+DIRECT_TILE_BYTES = 64 << 20
 # What fits the lines of the kernels (core/outbox.h); up to there they are the quickest.
 LINE_BYTES = 16 << 10
 
 
 def tile_bytes(plan: Plan) -> int:
     """How much of each block one tile covers."""
+    if plan.direct:
+        return DIRECT_TILE_BYTES
     blocks = plan.blocks[Space.OUTBOX]
     if blocks:
         tile = TILE_BYTES.get(plan.ranks, TILE_BYTES_MANY)
@@ -74,8 +81,10 @@ def candidates(collective: Collective | str, place: str) -> tuple[str, ...]:
     if place not in PLACES:
         raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
     names = algorithms(collective)
-    if place == "memory":
+    if place == "arrays":
         return names
+    if place == "memory":
+        return tuple(name for name in names if name != DIRECT)
     return tuple(name for name in names if not _needs_memory(collective, name))
 
 
@@ -121,7 +130,7 @@ def choose(
         return _forced(found, ranks, nbytes, names, algorithm, deterministic, root)
     # In shared memory all plans add up in rank order, but store a sum once, where messages store it
     # hop by hop: halves would get other bits than in another place.
-    if not deterministic or (place == "memory" and not halves):
+    if not deterministic or (place in ("memory", "arrays") and not halves):
         return _quickest(found, ranks, nbytes, place, names)
     # gather-to-root first: its proof is the cheapest to get.
     for name in sorted(names, key=lambda name: name != "gather-to-root"):
@@ -133,7 +142,9 @@ def choose(
 def _quickest(
     collective: Collective, ranks: int, nbytes: int, place: str, names: tuple[str, ...]
 ) -> str:
-    if place == "memory":
+    if place == "arrays" and DIRECT in names and nbytes > LINE_BYTES:
+        return DIRECT
+    if place in ("memory", "arrays"):
         return _quickest_shared(collective, nbytes)
     block = nbytes // ranks
     if collective is Collective.ALLREDUCE:
@@ -201,7 +212,8 @@ def _forced(
 ) -> str:
     if algorithm not in names:
         elsewhere = algorithm in algorithms(collective)
-        problem = "needs shared memory between all ranks" if elsewhere else "is not known"
+        needs = "arrays of empty()" if algorithm == DIRECT else "shared memory between all ranks"
+        problem = f"needs {needs}" if elsewhere else "is not known"
         known = ", ".join(names)
         raise ValueError(f"{collective.label} by {algorithm!r} {problem}; choose from {known}")
     if algorithm == "line" and nbytes > LINE_BYTES:

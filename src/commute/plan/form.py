@@ -121,6 +121,8 @@ def _check_header(plan: Plan) -> None:
         raise PlanError(
             f"{plan.collective.label} on {plan.ranks} ranks cannot have root {plan.root}"
         )
+    if plan.direct and plan.blocks[Space.OUTBOX] != plan.blocks[Space.OUT]:
+        raise PlanError(f"a direct plan has OUTBOX as OUT, got blocks {plan.blocks}")
     if plan.chunks < 1 or len(plan.blocks) != SPACES or min(plan.blocks) < 0:
         raise PlanError(f"plan has {plan.chunks} chunks and blocks {plan.blocks}")
     expected = user_blocks(plan.collective, plan.ranks)
@@ -151,6 +153,7 @@ def _columns(plan: Plan) -> Table:
 
 def _check_fields(t: Table) -> None:
     t.refuse(t["op"] >= len(Op), "there is no such op")
+    t.refuse((t["op"] == Op.PUT) & t.plan.direct, "a direct plan has nothing to put")
     op = t["op"]
     copies_outbox = (op == Op.COPY) & (t["src_space"] == Space.OUTBOX)
     messages = _SENDS[op] | _RECEIVES[op]

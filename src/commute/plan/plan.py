@@ -58,6 +58,7 @@ class Plan:
     blocks: tuple[int, int, int, int]  # of IN, OUT, SCRATCH, OUTBOX
     programs: tuple[Program, ...]  # one per rank
     waves: int = 1
+    direct: bool = False  # OUTBOX is OUT itself: for arrays that all ranks reach
 
     def __post_init__(self) -> None:
         for program in self.programs:
@@ -73,8 +74,9 @@ class Plan:
 
         digest = hashlib.blake2b(digest_size=8)
         name = self.algorithm.encode()
-        header = (self.collective, self.ranks, self.root, self.chunks, *self.blocks, self.waves)
-        digest.update(struct.pack("<10q", *header, len(name)) + name)
+        what = (self.collective, self.ranks, self.root, self.chunks, *self.blocks)
+        header = (*what, self.waves, self.direct)
+        digest.update(struct.pack("<11q", *header, len(name)) + name)
         for program in self.programs:
             digest.update(struct.pack("<q", len(program)) + program.tobytes())
         return int.from_bytes(digest.digest(), "little")

@@ -234,17 +234,21 @@ def write(
     scratch: int = 0,
     outbox: int = 0,
     root: int = 0,
+    direct: bool = False,
 ) -> Plan:
     """The plan in which every rank does what `each_rank` says.
 
     Args:
         scratch: blocks of SCRATCH.
         outbox: blocks of OUTBOX.
+        direct: OUTBOX is OUT itself.
     """
     programs = []
     for rank in range(ranks):
         me = Rank(rank, ranks, root)
         each_rank(me)
         programs.append(me.program())
-    blocks = (*user_blocks(collective, ranks), scratch, outbox)
-    return Plan(collective, algorithm, ranks, root, chunks, blocks, tuple(programs))
+    given = user_blocks(collective, ranks)
+    blocks = (*given, scratch, given[1] if direct else outbox)
+    made = tuple(programs)
+    return Plan(collective, algorithm, ranks, root, chunks, blocks, made, direct=direct)

@@ -11,6 +11,10 @@ later ones. OUTBOX chunks are the same memory SLOTS tiles later. No path between
 the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. From one
 call to the next, which may run another plan, outboxes are kept apart by the executor (executor.h);
 `settled` says when it need not wait for that.
+
+In a direct plan OUTBOX is OUT: its chunks are those of the user's array, which peers reach. The
+user has it before a rank begins and after it has finished, so nobody may touch it then:
+`check_direct`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ Columns = tuple[Ints, Ints, Ints, Ints]
 
 
 def tiles_to_unroll(table: Table) -> int:
-    if table.plan.blocks[Space.OUTBOX]:
+    if table.plan.blocks[Space.OUTBOX] and not table.plan.direct:
         return SLOTS + 1
     scratch = (table["dst_space"] == Space.SCRATCH) | (table["src_space"] == Space.SCRATCH)
     return 2 if scratch.any() else 1
@@ -36,6 +40,8 @@ def places(table: Table, rank: Ints, space: Ints, chunk: Ints) -> Ints:
     """One number for each chunk of each space of each rank."""
     sizes = np.array(table.plan.blocks) * table.plan.chunks
     start = np.concatenate([[0], np.cumsum(sizes)])
+    if table.plan.direct:
+        start[Space.OUTBOX] = start[Space.OUT]
     return np.asarray(rank * start[-1] + start[space] + chunk)
 
 
@@ -121,6 +127,28 @@ def settled(clocks: Clocks) -> tuple[bool, ...]:
         needed = (tile * table.lane_length[table.lane[touching]] + table.step[touching]) * 2 + 2
         found.append(bool((seen >= needed).all()))
     return tuple(found)
+
+
+def check_direct(clocks: Clocks, settled: tuple[bool, ...]) -> None:
+    """PlanError if a peer can touch an array while it is the user's."""
+    table = clocks.order.table
+    plan, n = table.plan, len(table)
+    if not plan.direct or n == 0:
+        return
+    instruction, space, place, _ = accesses(table)
+    owner = place // (sum(plan.blocks) * plan.chunks)
+    foreign = np.flatnonzero((space == Space.OUTBOX) & (table.rank[instruction] != owner))
+    lane_owner = table.rank[table.lane_first]
+    for access in foreign:
+        toucher = int(instruction[access])
+        if not clocks.rows[toucher][lane_owner == owner[access]].any():
+            raise PlanError(
+                f"{table.where(toucher)}: touches the array of rank {owner[access]}, which may not"
+                " have begun"
+            )
+    if not all(settled):
+        rank = settled.index(False)
+        raise PlanError(f"rank {rank} can finish while others still touch its array")
 
 
 def _unrolled(table: Table, tiles: int) -> Columns:

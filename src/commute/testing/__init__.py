@@ -17,6 +17,7 @@ from typing import TypeVar
 from commute import _core
 from commute._group import Group
 from commute._runner import Peer, Runner
+from commute._shared_arrays import room_bytes
 from commute._wiring import ReadyWiring
 from commute.testing.memory_server import MemoryServer
 
@@ -43,7 +44,7 @@ def memory_groups(
     """
     peers = [Peer(rank, "memory") for rank in range(size)]
     server = MemoryServer(size, shards)
-    engines = _core.memory_engines(size, link_bytes, SLOT_BYTES)
+    engines = _core.memory_engines(size, link_bytes, SLOT_BYTES, room_bytes())
     for engine in engines:
         # In memory there is no health thread: a failure of one rank is told to the others directly.
         _core.tell(engine, [other for other in engines if other is not engine])

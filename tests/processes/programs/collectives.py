@@ -152,8 +152,26 @@ def everything(world):
         np.testing.assert_array_equal(world.reduce_scatter(tall, op), wanted)
         world.barrier()
     every_algorithm(world, lengths)
+    arrays_that_all_reach(world)
     async_and_messages(world)
     torch_training(world)
+
+
+def arrays_that_all_reach(world):
+    """Arrays of empty(), whole and in parts, dropped and made anew."""
+    shares = world._wiring.place == "memory"
+    for number, (dtype, length) in enumerate(itertools.product(DTYPES, (5, 20_011, 300_007))):
+        parts = [part(dtype, length, rank, 20_000 + number) for rank in range(world.size)]
+        x = world.empty(length, dtype)
+        x[:] = parts[world.rank]
+        world.allreduce(x[1:])
+        direct = shares and x[1:].nbytes > plan.LINE_BYTES
+        assert (world.records()[-1]["algorithm"] == "direct") == direct
+        np.testing.assert_array_equal(x[1:], folded("sum", parts)[1:])
+        np.testing.assert_array_equal(x[0], parts[world.rank][0])
+        root = number % world.size
+        x[:] = parts[world.rank]
+        np.testing.assert_array_equal(world.broadcast(x, root), parts[root])
 
 
 def async_and_messages(world):

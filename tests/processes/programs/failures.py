@@ -71,6 +71,22 @@ def lost():
     say(me=world.rank, closed_after=time.monotonic() - begun)
 
 
+def lost_in_place():
+    """Rank 2 is killed by the test while all reduce arrays that they all reach."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    world = commute.init()
+    x = world.empty(LARGE)
+    x[:] = 1
+    print(f"ready {world.rank} {os.getpid()}", flush=True)
+    try:
+        while True:
+            world.allreduce(x, "max")
+    except commute.CommuteError as error:
+        report(world, error)
+    world.close()
+    say(me=world.rank, left=float(x.min()))  # the array is there, whatever it holds
+
+
 def cut():
     """The test cuts the link between two hosts while the ranks work; nobody can say goodbye."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -185,6 +185,8 @@ class Machine:
         }.get(plan.collective)
         if space == missing:
             raise Harm("no such array on this rank")
+        if plan.direct and space == Space.OUTBOX:
+            space = int(Space.OUT)
         version = (tile, tile, 0, tile % SLOTS)[space]
         return [(rank, space, chunk, version) for chunk in range(first, first + count)]
 
@@ -206,6 +208,8 @@ class Machine:
         row = lane.now
         if row["op"] == Op.SEND:
             return []
+        if row["op"] == Op.PUT and self.plan.direct:
+            raise Harm("puts an array onto itself")
         if (row["op"] == Op.PUT) != (row["dst_space"] == Space.OUTBOX):
             raise Harm("only put writes outboxes")
         cells = self._cells(lane.rank, row["dst_space"], row["dst"], row["count"], lane.tile)
@@ -271,6 +275,7 @@ class Machine:
             if lane.received.place != (row["dst"] % self.plan.chunks, row["count"]):
                 raise Harm("lengths of a message differ")
         sources, targets = self._sources(lane), self._targets(lane)
+        self._check_owners(lane, [*sources, targets])
         positions = {run[0][2] % self.plan.chunks for run in (*sources, targets) if run}
         if len(positions) > 1:
             raise Harm("lengths of operands differ")
@@ -285,8 +290,18 @@ class Machine:
             lane.sent = Message(first % self.plan.chunks, row["count"])
             self.links[lane.rank, to].append(lane.sent)
 
+    def _check_owners(self, lane: Lane, runs: list[list[Any]]) -> None:
+        """Direct: an array is the user's before its rank begins, and once it has finished."""
+        owners = {cell[0] for run in runs for cell in run} - {lane.rank}
+        for owner in owners if self.plan.direct else ():
+            finished = all(other.tile == TILES for other in self.lanes_of[owner])
+            if (owner, 0) not in self.entered or finished:
+                raise Harm("touches an array that is the user's")
+
     def _end(self, lane: Lane) -> None:
         row = lane.now
+        if row["op"] not in (Op.SIGNAL, Op.WAIT):
+            self._check_owners(lane, [[cell for cell, _ in lane.read + lane.marks]])
         own = dict(lane.marks)
         values: list[Any] = []
         for cell, before in lane.read:

@@ -34,6 +34,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "one-shot": "one_shot.one_shot",
         "two-shot": "two_shot.two_shot",
         "line": "line.line_allreduce",
+        "direct": "direct.direct_allreduce",
     },
     Collective.ALLGATHER: {
         "ring": "allgather.allgather",
@@ -57,6 +58,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "double-tree": "double_tree_broadcast.double_tree_broadcast",
         "shared": "shared.shared_broadcast",
         "line": "line.line_broadcast",
+        "direct": "direct.direct_broadcast",
     },
     Collective.REDUCE: {"binomial": "reduce.reduce", "shared": "shared.shared_reduce"},
     Collective.GATHER: {
