@@ -51,7 +51,8 @@ LAYERS = {
     "_exchanges": {*PARTS, "_arrays", "_calls", "_handle"},
     "_messages": {*PARTS, "_arrays", "_calls", "_handle", "_runner"},
     "_group": {*PARTS, "_exchanges", "_messages", "_runner", "_wiring", "_handle", "store"},
-    "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "store"},
+    "_member": {*PARTS, "_cores", "_settings", "_runner", "_shared_arrays", "_wiring", "_group"}
+    | {"store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}
     | {"_init"},

@@ -118,7 +118,7 @@ def test_unknown_names() -> None:
     """Wrong names are answered with the right ones."""
     with pytest.raises(ValueError, match="'rink' is not known; choose from ring, tree"):
         choose("allreduce", 4, 8, "tcp", algorithm="rink")
-    with pytest.raises(ValueError, match="place must be one of tcp, loopback, memory, got 'mars'"):
+    with pytest.raises(ValueError, match="one of tcp, loopback, memory, arrays, got 'mars'"):
         choose("allreduce", 4, 8, "mars")
 
 
@@ -136,3 +136,17 @@ def test_scratch_is_bounded(collective: str, name: str) -> None:
 
         assert tile_bytes(plan) * plan.blocks[2] <= 16 << 20
         assert tile_bytes(plan) >= 16 << 10
+
+
+def test_arrays_that_all_reach() -> None:
+    """Large ones are worked on where they are, unless something else is asked for."""
+    assert choose("allreduce", 4, 1 << 20, "arrays") == "direct"
+    assert choose("broadcast", 4, 1 << 20, "arrays") == "direct"
+    assert choose("allreduce", 4, 1 << 20, "arrays", deterministic=True) == "direct"
+    assert choose("allreduce", 4, 1 << 20, "arrays", deterministic=True, halves=True) != "direct"
+    assert choose("allreduce", 4, 8, "arrays") == "line"
+    assert choose("allgather", 4, 1 << 20, "arrays") == "shared"
+    assert choose("allreduce", 4, 1 << 20, "arrays", algorithm="ring") == "ring"
+    assert "direct" not in candidates("allreduce", "memory")
+    with pytest.raises(ValueError, match=r"'direct' needs arrays of empty\(\)"):
+        choose("allreduce", 4, 1 << 20, "memory", algorithm="direct")
