@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "combine.h"
 #include "failure.h"
 #include "frame.h"
 
@@ -31,6 +32,7 @@ struct Operation {
   int peer = -1;                       // send and recv only
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  const Combine* combine = nullptr;  // of ReduceOp::kCustom; the caller's, like the arrays
   Clock::time_point deadline = Clock::time_point::max();
   double timeout_s = 0;  // what the deadline was made from, for messages
   uint64_t record = 0;   // its number in the recorder

@@ -53,6 +53,7 @@ constexpr uint8_t kNoLane = 255;
 constexpr uint8_t kFlagBack = 1;              // reduce_many: store into the outboxes it has read
 constexpr uint8_t kFlagKeep = 2;              // put: store into OUT at `arg` as well
 constexpr uint8_t kFlagStreaming = 4;         // copy, put with keep: large arrays past the caches
+constexpr uint8_t kFlagFirst = 8;             // recv_reduce: what arrives is the left operand
 constexpr uint32_t kSignals = 8;              // counters per rank, the last one the executor's own:
 constexpr uint32_t kFinished = kSignals - 1;  // operations with outboxes that a rank has finished
 constexpr uint64_t kOutboxSlots = 2;          // tile t uses slot t % 2

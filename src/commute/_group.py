@@ -27,7 +27,7 @@ from commute._errors import CommuteError
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._messages import Messages
-from commute._reductions import OPS, check_op
+from commute._reductions import SUM, OpLike, Reduction, reduction
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
@@ -50,7 +50,7 @@ class _Call(NamedTuple):
     target: Buffer
     elements: int  # per block
     result: Any
-    op: str = "sum"
+    op: Reduction = SUM
     root: int = 0
 
 
@@ -111,7 +111,7 @@ class Group(Messages):
     def allreduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -124,7 +124,9 @@ class Group(Messages):
 
         Args:
             op: "sum", "mean" (not of integers), "prod", "min", "max" (not of complex numbers),
-                "and", "or" or "xor" (of integers and bool).
+                "and", "or" or "xor" (of integers and bool); or your own, see docs/collectives.md: a
+                NumPy ufunc, or the address of a compiled function, which must be commutative and
+                associative.
             algorithm: force one, e.g. "ring"; `commute show plan` lists them.
             deterministic: sum in rank order, so that equal inputs on a group of equal size give
                 equal bits, always.
@@ -141,7 +143,7 @@ class Group(Messages):
     def allreduce_async(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -182,7 +184,7 @@ class Group(Messages):
         self,
         x: Any,
         root: int = 0,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -197,7 +199,7 @@ class Group(Messages):
         self,
         x: Any,
         root: int = 0,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -233,7 +235,7 @@ class Group(Messages):
     def reduce_scatter(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -247,7 +249,7 @@ class Group(Messages):
     def reduce_scatter_async(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -379,24 +381,24 @@ class Group(Messages):
     # ---- arguments ----
 
     def _in_place(
-        self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
+        self, collective: Collective, x: Any, out: Any, *, op: OpLike = "sum", root: int = 0
     ) -> _Call:
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
-        check_op(op, source.dtype, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
-        return _Call(collective, source, target, source.elements, result, op, root)
+        combined = reduction(op, source, name)
+        return _Call(collective, source, target, source.elements, result, combined, root)
 
-    def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
+    def _reduce(self, x: Any, root: int, op: OpLike, out: Any) -> _Call:
         if self.rank == root:
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
-        check_op(op, source.dtype, "reduce")
+        combined = reduction(op, source, "reduce")
         result = x if out is None else out
-        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
+        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, combined, root)
 
     def _allgather(self, x: Any, out: Any) -> _Call:
         source = reading(x, "allgather")
@@ -405,9 +407,9 @@ class Group(Messages):
         target = self._target(result, source, shape, "allgather", apart=True)
         return _Call(Collective.ALLGATHER, source, target, source.elements, result)
 
-    def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
+    def _reduce_scatter(self, x: Any, op: OpLike, out: Any) -> _Call:
         source = reading(x, "reduce_scatter")
-        check_op(op, source.dtype, "reduce_scatter")
+        combined = reduction(op, source, "reduce_scatter")
         if not source.shape or source.shape[0] != self.size:
             raise ValueError(
                 f"reduce_scatter expected a leading axis of length {self.size} (the group's size),"
@@ -416,7 +418,7 @@ class Group(Messages):
         shape = source.shape[1:]
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "reduce_scatter", apart=True)
-        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
+        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, combined)
 
     def _barrier(self) -> _Call:
         return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
@@ -442,14 +444,13 @@ class Group(Messages):
         self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Any:
         operation = self._submit(call, algorithm, deterministic, timeout, background=False)
-        self._runner.finish(operation)
-        return call.result
+        return Handle(self._runner, operation, call.result, call.op.error).wait()
 
     def _begin(
         self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Handle:
         operation = self._submit(call, algorithm, deterministic, timeout, background=True)
-        return Handle(self._runner, operation, call.result)
+        return Handle(self._runner, operation, call.result, call.op.error)
 
     def _submit(
         self,
@@ -470,10 +471,11 @@ class Group(Messages):
                 call.target.address,
                 call.elements,
                 call.source.dtype,
-                OPS[call.op],
-                call.op == "mean",
+                call.op.code,
+                call.op.mean,
                 limit,
                 background,
+                call.op.combine,
             ),
             keep=call,
         )

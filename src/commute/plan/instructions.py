@@ -18,6 +18,7 @@ step `dep_step` of lane `dep_lane` has ended in the same tile.
     send              src -> peer, one message
     recv              dst = message from peer
     recv_reduce       dst = src (+) message from peer; src and dst may be the same chunks
+                      FIRST: dst = message (+) src
     recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
     copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
                       STREAMING: large arrays are stored past the caches
@@ -102,6 +103,7 @@ class Flag(IntFlag):
     BACK = 1
     KEEP = 2
     STREAMING = 4
+    FIRST = 8
 
 
 class Collective(IntEnum):
@@ -149,8 +151,10 @@ _WRITABLE = (Space.OUT, Space.SCRATCH)
 FORMS: dict[Op, Form] = {
     Op.SEND: Form(src=_PRIVATE, sends=True),
     Op.RECV: Form(dst=_WRITABLE, receives=True),
-    Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True),
-    Op.RECV_REDUCE_SEND: Form(src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True),
+    Op.RECV_REDUCE: Form(src=_PRIVATE, dst=_WRITABLE, receives=True, flags=int(Flag.FIRST)),
+    Op.RECV_REDUCE_SEND: Form(
+        src=_PRIVATE, dst=_WRITABLE, sends=True, receives=True, flags=int(Flag.FIRST)
+    ),
     Op.COPY: Form(src=(*_PRIVATE, Space.OUTBOX), dst=_WRITABLE, flags=int(Flag.STREAMING)),
     Op.REDUCE_MANY: Form(src=_PRIVATE, dst=_WRITABLE, flags=int(Flag.BACK)),
     Op.PUT: Form(src=_PRIVATE, dst=(Space.OUTBOX,), flags=int(Flag.KEEP | Flag.STREAMING)),
@@ -175,7 +179,8 @@ def describe(instruction: Any) -> str:
     if op in (Op.RECV_REDUCE, Op.RECV_REDUCE_SEND):
         into = dst if src == dst else f"{dst} = {src} +"
         onwards = f" -> {peer2}" if op is Op.RECV_REDUCE_SEND else ""
-        return f"{op.name.lower()} {into} <- {peer}{onwards}"
+        first = ", which comes first" if int(instruction["flags"]) & Flag.FIRST else ""
+        return f"{op.name.lower()} {into} <- {peer}{first}{onwards}"
     if op is Op.COPY:
         whose = f" of {peer}" if peer != NO_PEER else ""
         return f"copy {dst} = {src}{whose}"

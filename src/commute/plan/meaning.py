@@ -161,6 +161,7 @@ class _Run:
         kept = places(t, t.rank[i], out, np.where(keeps, t["arg"][i] + offset, 0))
         self.keep = np.where(keeps, kept, UNDEFINED)
         self.back = many & (t["flags"][i] & Flag.BACK != 0)
+        self.first = t["flags"][i] & Flag.FIRST != 0
         self._number_messages()
 
     def _number_messages(self) -> None:
@@ -187,6 +188,7 @@ class _Run:
             result = self._sum(
                 here, self.values[self.src[here]], self.messages[self.incoming[here]]
             )
+            self._turn_round(here, result)
             if self.many[here].any():
                 many = self.many[here]
                 result[np.flatnonzero(many)] = self._sum_of_all(here[many])
@@ -206,6 +208,13 @@ class _Run:
         shape = np.where(both, _mixed(left.shape, right.shape), left.shape + right.shape)
         block = np.maximum(left.block, right.block)
         return Values(left.parts + right.parts, block, shape)
+
+    def _turn_round(self, here: Ints, result: Values) -> None:
+        """The shape of message + source, where that is the order."""
+        chosen = np.flatnonzero(self.first[here])
+        mine = self.values[self.src[here[chosen]]].shape
+        theirs = self.messages[self.incoming[here[chosen]]].shape
+        result.shape[chosen] = _mixed(theirs, mine)
 
     def _sum_of_all(self, here: Ints) -> Values:
         total = self.values[np.full(len(here), -1)]

@@ -91,10 +91,20 @@ class Lane:
         return self._add(Op.RECV, after, peer=source, dst=chunk)
 
     def recv_reduce(
-        self, chunk: Run, *, source: int, into: Run | None = None, after: Step | None = None
+        self,
+        chunk: Run,
+        *,
+        source: int,
+        into: Run | None = None,
+        first: bool = False,
+        after: Step | None = None,
     ) -> Step:
-        """Adds what arrives to `chunk`, and leaves the sum there, or in `into`."""
-        return self._add(Op.RECV_REDUCE, after, peer=source, src=chunk, dst=into or chunk)
+        """Adds what arrives to `chunk`, and leaves the sum there, or in `into`.
+
+        `first`: what arrives is the left operand, and `chunk` the right one.
+        """
+        op, dst, flags = Op.RECV_REDUCE, into or chunk, Flag.FIRST if first else 0
+        return self._add(op, after, peer=source, src=chunk, dst=dst, flags=flags)
 
     def recv_reduce_send(
         self,
@@ -103,11 +113,12 @@ class Lane:
         source: int,
         to: int,
         into: Run | None = None,
+        first: bool = False,
         after: Step | None = None,
     ) -> Step:
         """As recv_reduce; the sum streams on to rank `to` while it is being formed."""
-        op, dst = Op.RECV_REDUCE_SEND, into or chunk
-        return self._add(op, after, peer=source, peer2=to, src=chunk, dst=dst)
+        op, dst, flags = Op.RECV_REDUCE_SEND, into or chunk, Flag.FIRST if first else 0
+        return self._add(op, after, peer=source, peer2=to, src=chunk, dst=dst, flags=flags)
 
     def copy(self, chunk: Run, *, into: Run, after: Step | None = None) -> Step:
         return self._add(Op.COPY, after, src=chunk, dst=into)

@@ -29,7 +29,7 @@ def test_codes() -> None:
     assert {space.name: int(space) for space in Space} == {
         "IN": 0, "OUT": 1, "SCRATCH": 2, "OUTBOX": 3, "NONE": 255,
     }  # fmt: skip
-    assert [flag.name for flag in Flag] == ["BACK", "KEEP", "STREAMING"]
+    assert [flag.name for flag in Flag] == ["BACK", "KEEP", "STREAMING", "FIRST"]
     assert [int(flag) for flag in Flag] == [1, 2, 4]
     labels = ["barrier", "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"]
     assert [collective.label for collective in Collective] == labels

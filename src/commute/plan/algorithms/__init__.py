@@ -11,6 +11,7 @@ from ..plan import Plan
 from .allgather import allgather
 from .barrier import barrier
 from .broadcast import broadcast
+from .chain import chain_allreduce, chain_reduce, chain_reduce_scatter
 from .gather_to_root import gather_to_root
 from .halving_doubling import halving_doubling
 from .line import line_allreduce, line_barrier, line_broadcast
@@ -35,12 +36,17 @@ _ROOTLESS: dict[Collective, dict[str, Callable[[int], Plan]]] = {
         "tree": tree,
         "halving-doubling": halving_doubling,
         "gather-to-root": gather_to_root,
+        "chain": chain_allreduce,
         "one-shot": one_shot,
         "two-shot": two_shot,
         "line": line_allreduce,
     },
     Collective.ALLGATHER: {"ring": allgather, "shared": shared_allgather},
-    Collective.REDUCE_SCATTER: {"ring": reduce_scatter, "shared": shared_reduce_scatter},
+    Collective.REDUCE_SCATTER: {
+        "ring": reduce_scatter,
+        "chain": chain_reduce_scatter,
+        "shared": shared_reduce_scatter,
+    },
 }
 _ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
     Collective.BROADCAST: {
@@ -48,7 +54,7 @@ _ROOTED: dict[Collective, dict[str, Callable[[int, int], Plan]]] = {
         "shared": shared_broadcast,
         "line": line_broadcast,
     },
-    Collective.REDUCE: {"binomial": reduce, "shared": shared_reduce},
+    Collective.REDUCE: {"binomial": reduce, "chain": chain_reduce, "shared": shared_reduce},
 }
 
 
