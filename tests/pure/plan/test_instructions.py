@@ -30,7 +30,7 @@ def test_codes() -> None:
         "IN": 0, "OUT": 1, "SCRATCH": 2, "OUTBOX": 3, "NONE": 255,
     }  # fmt: skip
     assert [flag.name for flag in Flag] == ["BACK", "KEEP", "STREAMING", "FIRST"]
-    assert [int(flag) for flag in Flag] == [1, 2, 4]
+    assert [int(flag) for flag in Flag] == [1, 2, 4, 8]
     labels = ["barrier", "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"]
     assert [collective.label for collective in Collective] == labels
     assert set(FORMS) == set(Op)
@@ -47,6 +47,10 @@ def test_describe_names_every_operand() -> None:
     assert words[3] == "wait for signal 1 #1 of 0, 2 tiles ago"
     assert words[4] == "put OUTBOX[0] = OUT[0]"
     assert "reduce_many OUT[0] = OUT[0] + OUTBOX[0] of all others" in words
+    chain = build("reduce", "chain", 3, root=2).programs
+    assert describe(chain[1][0]) == (
+        "recv_reduce_send SCRATCH[0] = IN[0] + <- 0, which comes first -> 2"
+    )
 
 
 def test_unknown_collective_lists_the_known_ones() -> None:
