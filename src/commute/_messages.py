@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between two ranks of a group: the part of Group that is not collective.
+"""Messages between two ranks of a group, and what is made of them.
 
 Each pair of ranks has a link of its own for them; messages from one rank to another arrive in the
 order in which they were sent, whatever collectives run beside them. `sendrecv` posts both its
@@ -9,7 +9,8 @@ itself.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from commute._arrays import Buffer, copy_into, empty_like, overlap, reading, wri
 from commute._handle import Handle
 from commute._runner import Runner
 from commute._wiring import Wiring
+
+if TYPE_CHECKING:
+    from commute._neighbors import Neighbors
 
 
 class Messages:
@@ -101,6 +105,22 @@ class Messages:
         """As `sendrecv`, returning at once."""
         operations, out = self._sendrecv(x, to, source, out, timeout, background=True)
         return Handle(self._runner, operations, out)
+
+    def neighbors(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False) -> Neighbors:
+        """This group as a grid of 1, 2 or 3 axes, for the exchange of halos; local and cheap.
+
+        >>> import commute
+        >>> with commute.init() as world:
+        ...     world.neighbors((1, 1))
+        <Neighbors of (0, 0) in a grid of (1, 1)>
+
+        Args:
+            shape: how many ranks along each axis; their product is the group's size.
+            periodic: whether the ends of an axis are neighbours; for all axes, or one for each.
+        """
+        from commute._neighbors import Neighbors
+
+        return Neighbors(self, shape, periodic)
 
     def _send(self, x: Any, to: int, timeout: float | None, *, background: bool) -> _core.Operation:
         buffer = reading(x, "send")

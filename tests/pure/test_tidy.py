@@ -35,7 +35,8 @@ LAYERS = {
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
-    "_messages": {*PARTS, "_arrays", "_handle", "_runner", "_wiring"},
+    "_neighbors": GROUND,
+    "_messages": {*PARTS, "_neighbors", "_arrays", "_handle", "_runner", "_wiring"},
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
     | {"_messages", "_reductions", "store"},

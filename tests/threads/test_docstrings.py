@@ -8,6 +8,7 @@ import pytest
 
 MODULES = (
     *("commute._group", "commute._handle", "commute._init", "commute.testing"),
+    *("commute._messages", "commute._neighbors"),
     *("commute.store.initial", "commute.store.updates"),
 )
 
