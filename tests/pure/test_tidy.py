@@ -36,7 +36,16 @@ LAYERS = {
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
     "_neighbors": GROUND,
-    "_messages": {*PARTS, "_neighbors", "_arrays", "_handle", "_runner", "_wiring"},
+    "_scatter_gather": {*GROUND, "_arrays"},
+    "_messages": {
+        *PARTS,
+        "_neighbors",
+        "_scatter_gather",
+        "_arrays",
+        "_handle",
+        "_runner",
+        "_wiring",
+    },
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_group": {*PARTS, "_arrays", "_bound", "_settings", "_runner", "_wiring", "_handle", "_fast"}
     | {"_messages", "_reductions", "store"},
