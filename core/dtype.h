@@ -34,15 +34,16 @@ enum class ReduceOp : std::uint8_t {
   kAnd = 4,
   kOr = 5,
   kXor = 6,
+  kCustom = 7,  // the caller's own (combine.h)
 };
-inline constexpr std::size_t kReduceOpCount = 7;
+inline constexpr std::size_t kReduceOpCount = 7;  // those with kernels
 
 // Codes that come from outside are checked with these before they become an enum.
 constexpr bool is_dtype(std::uint64_t code) {
   return code < kDtypeCount;
 }
 constexpr bool is_reduce_op(std::uint64_t code) {
-  return code < kReduceOpCount;
+  return code <= static_cast<std::uint64_t>(ReduceOp::kCustom);
 }
 
 constexpr std::size_t index(Dtype dtype) {
@@ -72,7 +73,7 @@ constexpr bool is_stored(Dtype dtype) {
 
 // Which reductions there are: complex numbers have no order, and only integers and bool have bits.
 constexpr bool reduces(Dtype dtype, ReduceOp op) {
-  if (op == ReduceOp::kSum || op == ReduceOp::kProd) return true;
+  if (op == ReduceOp::kSum || op == ReduceOp::kProd || op == ReduceOp::kCustom) return true;
   if (op == ReduceOp::kMin || op == ReduceOp::kMax) return !is_complex(dtype);
   return !is_float(dtype) && !is_complex(dtype);
 }
@@ -85,7 +86,8 @@ constexpr const char* name(Dtype dtype) {
 }
 
 constexpr const char* name(ReduceOp op) {
-  constexpr const char* kNames[kReduceOpCount] = {"sum", "prod", "min", "max", "and", "or", "xor"};
+  constexpr const char* kNames[kReduceOpCount + 1] = {"sum", "prod", "min", "max",
+                                                      "and", "or",   "xor", "custom"};
   return kNames[index(op)];
 }
 

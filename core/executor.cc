@@ -52,7 +52,8 @@ void Executor::begin(const Operation& operation) {
   item_bytes_ = item_bytes(operation.call.dtype);
   tile_elements_ = tile_bytes_ / item_bytes_;
   tiles_ = std::max<uint64_t>(1, (operation.call.count + tile_elements_ - 1) / tile_elements_);
-  reduce_ = kernels().reduce_for(operation.call.dtype, operation.call.reduce_op);
+  const Call& call = operation.call;
+  reduce_ = operation.combine ? nullptr : kernels().reduce_for(call.dtype, call.reduce_op);
   if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
     std::memcpy(operation.out, operation.in, operation.call.count * item_bytes_);
   entered_ = !plan_.uses_outbox();
@@ -263,10 +264,10 @@ bool Executor::receive_reduce(Lane& lane, const Instruction& step) {
     if (moved == 0) return false;
     const size_t there = lane.carried + moved;
     const size_t whole = there / item_bytes_ * item_bytes_;
-    const std::byte* first = mine.at + lane.received;
-    const std::byte* second = links_.staging.data();
-    if (step.flags & kFlagFirst) std::swap(first, second);
-    reduce_(to.at + lane.received, first, second, whole / item_bytes_);
+    const void* const arrived = links_.staging.data();
+    const void* const own = mine.at + lane.received;
+    const bool first = step.flags & kFlagFirst;
+    combine(to.at + lane.received, first ? arrived : own, first ? own : arrived, whole);
     lane.received += whole;
     lane.carried = there - whole;
     std::memcpy(lane.carry, links_.staging.data() + whole, lane.carried);
@@ -283,6 +284,49 @@ bool Executor::receive_reduce_send(Lane& lane, const Instruction& step) {
   if (lane.received > lane.sent && open(lane, step.peer2, to.bytes))
     lane.sent += stream(step.peer2).send(to.at + lane.sent, lane.received - lane.sent);
   return false;
+}
+
+// --- reductions ---
+
+void Executor::combine(void* to, const void* a, const void* b, size_t bytes) const {
+  if (reduce_ != nullptr)
+    reduce_(to, a, b, bytes / item_bytes_);
+  else
+    apply(a, b, to, bytes / item_bytes_);
+}
+
+// All of sources_, left to right, into the first `targets` of targets_, which may be sources.
+void Executor::combine_all(size_t targets, size_t bytes) {
+  const Call& call = operation_->call;
+  if (reduce_ != nullptr) {
+    kernels().reduce_many_for(call.dtype, call.reduce_op)(targets_.data(), targets, sources_.data(),
+                                                          sources_.size(), bytes / item_bytes_);
+    return;
+  }
+  // Two at a time, in pieces, by way of the staging buffer: a target may be a later source.
+  for (size_t at = 0; at < bytes; at += kPieceBytes) {
+    const size_t piece = std::min(kPieceBytes, bytes - at);
+    const auto place = [at](const void* array) {
+      return static_cast<const std::byte*>(array) + at;
+    };
+    const void* so_far = place(sources_[0]);
+    for (size_t k = 1; k < sources_.size(); ++k) {
+      apply(so_far, place(sources_[k]), links_.staging.data(), piece / item_bytes_);
+      so_far = links_.staging.data();
+    }
+    for (size_t k = 0; k < targets; ++k)
+      std::memmove(static_cast<std::byte*>(targets_[k]) + at, so_far, piece);
+  }
+}
+
+void Executor::apply(const void* a, const void* b, void* out, size_t count) const {
+  if (count == 0) return;
+  try {
+    operation_->combine->apply(a, b, out, count);
+  } catch (const CombineFailed& failed) {
+    raise(FailureCode::kInterrupted, -1,
+          named(links_.rank) + " gave up " + operation_->call.describe() + ": " + failed.what());
+  }
 }
 
 FrameHeader Executor::frame_header(FrameKind kind, const Lane& lane, int peer, size_t bytes) const {
@@ -337,14 +381,15 @@ void Executor::explain_call(const Call& theirs, int peer) const {
   Call but_plan = theirs;
   but_plan.plan = operation_->call.plan;
   const bool same = but_plan == operation_->call;
+  const bool custom = operation_->call.reduce_op == ReduceOp::kCustom;
   raise(FailureCode::kMismatch, peer,
         "in operation " + std::to_string(operation_->sequence) + " " + named(links_.rank) +
             " called " + operation_->call.describe() + ", " + named(peer) + " called " +
             theirs.describe() +
-            (same ? " by another plan, or in another array of empty(); pass the same array, "
-                    "algorithm= and "
-                    "settings on all ranks"
-                  : kSameCalls));
+            (!same    ? kSameCalls
+             : custom ? " by another op or plan; pass the same op= and algorithm= on all ranks"
+                      : " by another plan, or in another array of empty(); pass the same array, "
+                        "algorithm= and settings on all ranks"));
 }
 
 // --- the end, and the time when nothing moves ---

@@ -130,6 +130,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void put(const Lane& lane, const Instruction& step);
   bool streams(const Instruction& step) const;
   void reduce_many(const Lane& lane, const Instruction& step);
+  void combine(void* to, const void* a, const void* b, size_t bytes) const;
+  void combine_all(size_t targets, size_t bytes);
+  void apply(const void* a, const void* b, void* out, size_t count) const;
   bool signal_seen(const Lane& lane, const Instruction& step) const;
   void begin_use();
   void end_use();
@@ -175,7 +178,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool entered_ = false;  // the call stands in the outbox
   int heard_ = 0;         // ranks below this have been heard of, for a kernel
   size_t lanes_left_ = 0;
-  Reduce reduce_ = nullptr;
+  Reduce reduce_ = nullptr;  // null: the caller's own
   uint64_t messages_ = 0;
   mutable int touching_ = -1;  // the peer whose link was used last, for errors
 };

@@ -120,8 +120,7 @@ void Executor::reduce_many(const Lane& lane, const Instruction& step) {
     sources_[size_t(rank)] = at;
     if (!own && (step.flags & kFlagBack)) targets_[targets++] = at;
   }
-  const auto kernel = kernels().reduce_many_for(operation_->call.dtype, operation_->call.reduce_op);
-  kernel(targets_.data(), targets, sources_.data(), sources_.size(), to.bytes / item_bytes_);
+  combine_all(targets, to.bytes);
 }
 
 bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
@@ -171,8 +170,7 @@ Executor::Progress Executor::advance_line() {
       sources_[size_t(rank)] =
           rank == plan_.rank ? operation_->out : links_.outboxes->payload(rank, use, bytes);
     targets_[0] = operation_->out;
-    kernels().reduce_many_for(operation_->call.dtype, operation_->call.reduce_op)(
-        targets_.data(), 1, sources_.data(), sources_.size(), operation_->call.count);
+    combine_all(1, bytes);
   } else if (plan_.rank != plan_.root && bytes > 0) {
     std::memcpy(operation_->out, links_.outboxes->payload(plan_.root, use, bytes), bytes);
   }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "combine.h"
 #include "failure.h"
 #include "frame.h"
 
@@ -40,6 +41,7 @@ struct Operation {
   std::byte* out = nullptr;
   std::shared_ptr<const SharedArray> array;  // direct plans: what `out` is part of
   size_t array_offset = 0;                   // where in it `out` begins
+  const Combine* combine = nullptr;          // of ReduceOp::kCustom; the caller's, like the arrays
   Clock::time_point deadline = Clock::time_point::max();
   double timeout_s = 0;  // what the deadline was made from, for messages
   uint64_t record = 0;   // its number in the recorder

@@ -28,6 +28,7 @@ inline int new_segment(size_t bytes) {
 }
 
 void bind_plan(nanobind::module_& module);
+void bind_combine(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_arrays(nanobind::module_& module);
 void bind_fast_call(nanobind::module_& module);

@@ -45,9 +45,11 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
 std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in,
                                   uintptr_t out, uint64_t count, int dtype, int reduce_op,
                                   bool mean, double timeout, bool background,
-                                  std::shared_ptr<SharedArray> array, size_t array_offset) {
+                                  const Combine* combine, std::shared_ptr<SharedArray> array,
+                                  size_t array_offset) {
   if (!is_dtype(uint64_t(dtype)) || !is_reduce_op(uint64_t(reduce_op)) ||
-      !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)))
+      !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)) ||
+      (combine != nullptr) != (static_cast<ReduceOp>(reduce_op) == ReduceOp::kCustom))
     throw std::invalid_argument("there is no such reduction");
   auto operation = new_operation(dtype, count, in, out, timeout);
   const Plan& plan = executor->plan();
@@ -62,6 +64,8 @@ std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> exec
   operation->array = std::move(array);
   operation->array_offset = array_offset;
   operation->call.mean = mean;
+  operation->combine = combine;
+  if (combine != nullptr) operation->call.plan ^= combine->fingerprint();
   operation->executor = std::move(executor);
   engine.submit(operation, background);
   return operation;
@@ -212,8 +216,8 @@ void bind_calls(nb::class_<Engine>& engine) {
   engine.def("bind", &Engine::bind, nb::arg("plan"), nb::arg("tile_bytes"), nb::keep_alive<0, 1>())
       .def("submit", &submit, nb::arg("executor"), nb::arg("in_address"), nb::arg("out_address"),
            nb::arg("count"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("mean"),
-           nb::arg("timeout"), nb::arg("background"), nb::arg("array") = nb::none(),
-           nb::arg("array_offset") = 0)
+           nb::arg("timeout"), nb::arg("background"), nb::arg("combine").none() = nb::none(),
+           nb::arg("array") = nb::none(), nb::arg("array_offset") = 0)
       .def("post", &post, nb::arg("sends"), nb::arg("peer"), nb::arg("address"), nb::arg("count"),
            nb::arg("dtype"), nb::arg("timeout"), nb::arg("background"))
       .def(

@@ -8,6 +8,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   using namespace commute::bindings;
   bind_plan(module);
+  bind_combine(module);
   bind_engine(module);
   bind_arrays(module);
   bind_fast_call(module);

@@ -113,7 +113,7 @@ TEST(codes_and_lengths_that_no_rank_sends_are_refused) {
   CHECK_EQ(refusal([](FrameHeader& h) { h.collective = Collective(11); }),
            "its operation is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.dtype = Dtype(kDtypeCount); }), "its dtype is unknown");
-  CHECK_EQ(refusal([](FrameHeader& h) { h.reduction = kReduceOpCount; }),
+  CHECK_EQ(refusal([](FrameHeader& h) { h.reduction = kReduceOpCount + 1; }),
            "its reduction is unknown");
   CHECK_EQ(refusal([](FrameHeader& h) { h.bytes = kFrameBytesMax; }), "");
   CHECK(!refusal([](FrameHeader& h) { h.bytes = kFrameBytesMax + 1; }).empty());

@@ -22,7 +22,7 @@ from commute._arrays import HALVES, Buffer, empty_like, overlap, reading, writin
 from commute._bound import core_plan
 from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
-from commute._reductions import OPS, check_op
+from commute._reductions import SUM, OpLike, Reduction, reduction
 from commute._runner import Runner
 from commute._shared_arrays import Part, SharedArrays
 from commute._wiring import Wiring
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     target: Buffer
     elements: int  # per block
     result: Any
-    op: str = "sum"
+    op: Reduction = SUM
     root: int = 0
 
 
@@ -66,24 +66,24 @@ class Calls:
     # ---- arguments ----
 
     def _in_place(
-        self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
+        self, collective: Collective, x: Any, out: Any, *, op: OpLike = "sum", root: int = 0
     ) -> Call:
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
-        check_op(op, source.dtype, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
-        return Call(collective, source, target, source.elements, result, op, root)
+        combined = reduction(op, source, name)
+        return Call(collective, source, target, source.elements, result, combined, root)
 
-    def _reduce(self, x: Any, root: int, op: str, out: Any) -> Call:
+    def _reduce(self, x: Any, root: int, op: OpLike, out: Any) -> Call:
         if self.rank == root:
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
-        check_op(op, source.dtype, "reduce")
+        combined = reduction(op, source, "reduce")
         result = x if out is None else out
-        return Call(Collective.REDUCE, source, NOTHING, source.elements, result, op, root)
+        return Call(Collective.REDUCE, source, NOTHING, source.elements, result, combined, root)
 
     def _allgather(self, x: Any, out: Any) -> Call:
         source = reading(x, "allgather")
@@ -92,14 +92,14 @@ class Calls:
         target = self._target(result, source, shape, "allgather", apart=True)
         return Call(Collective.ALLGATHER, source, target, source.elements, result)
 
-    def _reduce_scatter(self, x: Any, op: str, out: Any) -> Call:
+    def _reduce_scatter(self, x: Any, op: OpLike, out: Any) -> Call:
         source = reading(x, "reduce_scatter")
-        check_op(op, source.dtype, "reduce_scatter")
+        combined = reduction(op, source, "reduce_scatter")
         self._check_leading(source, "reduce_scatter")
         shape = source.shape[1:]
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "reduce_scatter", apart=True)
-        return Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
+        return Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, combined)
 
     def _barrier(self) -> Call:
         return Call(Collective.BARRIER, NOTHING, NOTHING, 0, None)
@@ -136,14 +136,13 @@ class Calls:
         self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Any:
         operation = self._submit(call, algorithm, deterministic, timeout, background=False)
-        self._runner.finish(operation)
-        return call.result
+        return Handle(self._runner, operation, call.result, call.op.error).wait()
 
     def _begin(
         self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Handle:
         operation = self._submit(call, algorithm, deterministic, timeout, background=True)
-        return Handle(self._runner, operation, call.result)
+        return Handle(self._runner, operation, call.result, call.op.error)
 
     def _submit(
         self,
@@ -164,10 +163,11 @@ class Calls:
                 call.target.address,
                 call.elements,
                 call.source.dtype,
-                OPS[call.op],
-                call.op == "mean",
+                call.op.code,
+                call.op.mean,
                 limit,
                 background,
+                call.op.combine,
                 *(part or ()),
             ),
             keep=call,

@@ -22,6 +22,7 @@ from commute._errors import CommuteError
 from commute._exchanges import Exchanges
 from commute._handle import Handle
 from commute._messages import Messages
+from commute._reductions import OpLike
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.plan import Collective
@@ -81,7 +82,7 @@ class Group(Exchanges, Messages):
     def allreduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -94,7 +95,9 @@ class Group(Exchanges, Messages):
 
         Args:
             op: "sum", "mean" (not of integers), "prod", "min", "max" (not of complex numbers),
-                "and", "or" or "xor" (of integers and bool).
+                "and", "or" or "xor" (of integers and bool); or your own, see docs/collectives.md: a
+                NumPy ufunc, or the address of a compiled function, which must be commutative and
+                associative.
             algorithm: force one, e.g. "ring"; `commute show plan` lists them.
             deterministic: sum in rank order, so that equal inputs on a group of equal size give
                 equal bits, always.
@@ -111,7 +114,7 @@ class Group(Exchanges, Messages):
     def allreduce_async(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -152,7 +155,7 @@ class Group(Exchanges, Messages):
         self,
         x: Any,
         root: int = 0,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -167,7 +170,7 @@ class Group(Exchanges, Messages):
         self,
         x: Any,
         root: int = 0,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -203,7 +206,7 @@ class Group(Exchanges, Messages):
     def reduce_scatter(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,
@@ -217,7 +220,7 @@ class Group(Exchanges, Messages):
     def reduce_scatter_async(
         self,
         x: Any,
-        op: str = "sum",
+        op: OpLike = "sum",
         *,
         out: Any = None,
         algorithm: str | None = None,

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from commute import _core
+from commute._errors import AbandonedError
 from commute._runner import Runner
 
 
@@ -24,13 +25,18 @@ class Handle:
     """
 
     def __init__(
-        self, runner: Runner, operation: _core.Operation | Sequence[_core.Operation], result: Any
+        self,
+        runner: Runner,
+        operation: _core.Operation | Sequence[_core.Operation],
+        result: Any,
+        error: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
         self._runner = runner
         self._operations = (
             [operation] if isinstance(operation, _core.Operation) else list(operation)
         )
         self._result = result
+        self._error = error  # what a ufunc of the caller raised on the way
 
     def wait(self, timeout: float | None = None) -> Any:
         """The result of the call, once it is there.
@@ -41,9 +47,15 @@ class Handle:
             PeerLostError, MismatchError, AbandonedError, ClosedError: as the blocking call.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        for operation in self._operations:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            self._runner.finish(operation, left)
+        try:
+            for operation in self._operations:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                self._runner.finish(operation, left)
+        except AbandonedError as told:
+            error = self._error()
+            if error is None:
+                raise
+            raise error from told  # the others are told; this rank hears it first hand
         return self._result
 
     def done(self) -> bool:

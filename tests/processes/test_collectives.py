@@ -45,6 +45,11 @@ def test_three_ranks(run):
     run(3, "everything")
 
 
+def test_a_ufunc_that_raises(run):
+    """It surfaces on its rank; nobody hangs, and the others are told what it was."""
+    run(3, "raising")
+
+
 def test_random_operations(run):
     """Thousands of small operations of random kinds and sizes give NumPy's answers."""
     run(4, "soak")

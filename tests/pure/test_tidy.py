@@ -36,6 +36,8 @@ LAYERS = {
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
     "_bound": PARTS,
+    "_neighbors": GROUND,
+    "_scatter_gather": {*GROUND, "_arrays"},
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_calls": {
         *PARTS,
@@ -49,8 +51,17 @@ LAYERS = {
         "_shared_arrays",
     },
     "_exchanges": {*PARTS, "_arrays", "_calls", "_handle"},
-    "_messages": {*PARTS, "_arrays", "_calls", "_handle", "_runner"},
-    "_group": {*PARTS, "_exchanges", "_messages", "_runner", "_wiring", "_handle", "store"},
+    "_messages": {
+        *PARTS,
+        "_arrays",
+        "_calls",
+        "_handle",
+        "_neighbors",
+        "_runner",
+        "_scatter_gather",
+    },
+    "_group": {*PARTS, "_exchanges", "_messages", "_reductions", "_runner", "_wiring", "_handle"}
+    | {"store"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_shared_arrays", "_wiring", "_group"}
     | {"store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},

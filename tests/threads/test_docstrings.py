@@ -7,13 +7,8 @@ import importlib
 import pytest
 
 MODULES = (
-    *(
-        "commute._exchanges",
-        "commute._group",
-        "commute._handle",
-        "commute._init",
-        "commute.testing",
-    ),
+    *("commute._exchanges", "commute._group", "commute._handle", "commute._init"),
+    *("commute._messages", "commute._neighbors", "commute.testing"),
     *("commute.store.initial", "commute.store.updates"),
 )
 

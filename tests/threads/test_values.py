@@ -201,19 +201,36 @@ def test_identical_bits_on_all_ranks(ranks, rng, algorithm):
         )
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("place", ["memory", "loopback"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_deterministic_is_the_sum_in_rank_order(ranks, rng, size, dtype):
-    """deterministic=True is NumPy's left fold over the ranks, bit for bit, whatever the length."""
+def test_deterministic_is_the_sum_in_rank_order(ranks, rng, size, dtype, place):
+    """Each reduction is NumPy's left fold over the ranks, bit for bit, in every place."""
     group_of = ranks(size)
+    for group in group_of.groups:
+        group._wiring.place = place  # loopback: messages over the links only
     for length in (1, 17, 1500, 70_001):
         values = rng.standard_normal((size, length)).astype(dtype)
-        results = group_of.values(
-            lambda group, v=values: group.allreduce(v[group.rank].copy(), deterministic=True)
+        values += (
+            (1j * rng.standard_normal((size, length))).astype(dtype) if dtype in COMPLEX else 0
         )
-        wanted = fold("sum", list(values))
+        tall = rng.standard_normal((size, size, length)).astype(dtype)
+        root = int(rng.integers(size))
 
-        assert {result.tobytes() for result in results} == {wanted.tobytes()}
+        def work(group: Group, v: Any = values, t: Any = tall, r: int = root) -> list[bytes]:
+            mine = v[group.rank]
+            found = [
+                group.allreduce(mine.copy(), deterministic=True),
+                group.reduce(mine.copy(), root=r, deterministic=True),
+                group.reduce_scatter(t[group.rank], deterministic=True),
+            ]
+            return [x.tobytes() for x in found]
+
+        total, parts = fold("sum", list(values)), fold("sum", list(tall))
+        for rank, found in enumerate(group_of.values(work)):
+            reduced = total if rank == root else values[rank]
+
+            assert found == [x.tobytes() for x in (total, reduced, parts[rank])], (length, rank)
 
 
 def test_deterministic_refuses_plans_that_are_not(ranks):

@@ -122,7 +122,7 @@ def choose(
         algorithm: the one that the user asks for; it is returned if it can be had.
 
     Raises:
-        ValueError: there is no such algorithm, or not here, or none that is deterministic.
+        ValueError: there is no such algorithm, or not here, or it is not deterministic.
     """
     found = Collective.named(collective)
     names = candidates(found, place)
@@ -132,11 +132,10 @@ def choose(
     # hop by hop: halves would get other bits than in another place.
     if not deterministic or (place in ("memory", "arrays") and not halves):
         return _quickest(found, ranks, nbytes, place, names)
-    # gather-to-root first: its proof is the cheapest to get.
-    for name in sorted(names, key=lambda name: name != "gather-to-root"):
-        if in_rank_order(found, name, ranks, root):
-            return name
-    raise ValueError(_no_order(found, ranks, None, []))
+    # These two first: they store sums hop by hop in any place, and every reduction has one.
+    preferred = ("gather-to-root", "chain") if nbytes <= SMALL_BYTES else ("chain",)
+    ordered = [name for name in preferred if name in names] + list(names)
+    return next(name for name in ordered if in_rank_order(found, name, ranks, root))
 
 
 def _quickest(
@@ -223,12 +222,8 @@ def _forced(
         )
     if deterministic and not in_rank_order(collective, algorithm, ranks, root):
         proved = [name for name in names if in_rank_order(collective, name, ranks, root)]
-        raise ValueError(_no_order(collective, ranks, algorithm, proved))
+        raise ValueError(
+            f"{collective.label} by {algorithm!r} on {ranks} ranks does not add up in rank order,"
+            f" as deterministic asks; choose from {', '.join(proved)}"
+        )
     return algorithm
-
-
-def _no_order(collective: Collective, ranks: int, algorithm: str | None, proved: list[str]) -> str:
-    by = f"{collective.label} by {algorithm!r}" if algorithm else f"no plan of {collective.label}"
-    verb = "does not add" if algorithm else "adds"
-    instead = f"choose from {', '.join(proved)}" if proved else "leave deterministic out"
-    return f"{by} on {ranks} ranks {verb} up in rank order, as deterministic asks; {instead}"

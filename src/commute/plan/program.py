@@ -101,10 +101,9 @@ class Lane:
     ) -> Step:
         """Adds what arrives to `chunk`, and leaves the sum there, or in `into`.
 
-        `first`: what arrives is the first operand, so that two ranks can form the same sum.
+        `first`: what arrives is the left operand, and `chunk` the right one.
         """
-        flags = Flag.FIRST if first else 0
-        op, dst = Op.RECV_REDUCE, into or chunk
+        op, dst, flags = Op.RECV_REDUCE, into or chunk, Flag.FIRST if first else 0
         return self._add(op, after, peer=source, src=chunk, dst=dst, flags=flags)
 
     def recv_reduce_send(
@@ -114,11 +113,12 @@ class Lane:
         source: int,
         to: int,
         into: Run | None = None,
+        first: bool = False,
         after: Step | None = None,
     ) -> Step:
         """As recv_reduce; the sum streams on to rank `to` while it is being formed."""
-        op, dst = Op.RECV_REDUCE_SEND, into or chunk
-        return self._add(op, after, peer=source, peer2=to, src=chunk, dst=dst)
+        op, dst, flags = Op.RECV_REDUCE_SEND, into or chunk, Flag.FIRST if first else 0
+        return self._add(op, after, peer=source, peer2=to, src=chunk, dst=dst, flags=flags)
 
     def copy(
         self, chunk: Run, *, into: Run, streaming: bool = False, after: Step | None = None

@@ -6,6 +6,8 @@ Every part checks its own results against NumPy and prints one line when it is t
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import os
 import resource
@@ -154,6 +156,7 @@ def everything(world):
     every_algorithm(world, lengths)
     arrays_that_all_reach(world)
     async_and_messages(world)
+    own_ops(world)
     torch_training(world)
 
 
@@ -172,6 +175,61 @@ def arrays_that_all_reach(world):
         root = number % world.size
         x[:] = parts[world.rank]
         np.testing.assert_array_equal(world.broadcast(x, root), parts[root])
+
+
+def own_ops(world):
+    """Ufuncs, a compiled function, and every reduction in rank order."""
+    for length, root in itertools.product((1, 1001, 250_003), range(world.size)):
+        parts = [part(np.int64, length, rank, length) * 6 for rank in range(world.size)]
+        total = functools.reduce(np.gcd, parts)
+        mine = parts[world.rank]
+        np.testing.assert_array_equal(world.allreduce(mine.copy(), np.gcd), total)
+        reduced = world.reduce(mine.copy(), root, np.gcd)
+        np.testing.assert_array_equal(reduced, total if world.rank == root else mine)
+        tall = np.stack([mine] * world.size)
+        np.testing.assert_array_equal(world.reduce_scatter(tall, np.gcd), total)
+        floats = [
+            np.random.default_rng(rank).standard_normal(length).astype("float16")
+            for rank in range(world.size)
+        ]
+        mine, total = floats[world.rank], folded("sum", floats)
+        reduced = world.reduce(mine.copy(), root, deterministic=True)
+        assert reduced.tobytes() == (total if world.rank == root else mine).tobytes()
+        tall = np.stack([mine] * world.size)
+        assert world.reduce_scatter(tall, deterministic=True).tobytes() == total.tobytes()
+    address = ctypes.cast(ADD, ctypes.c_void_p).value
+    np.testing.assert_array_equal(world.allreduce(np.ones(30_000), address), world.size)
+
+
+def add(a, b, out, count):
+    arrays = [
+        np.ctypeslib.as_array((ctypes.c_double * count).from_address(at)) for at in (a, b, out)
+    ]
+    np.add(arrays[0], arrays[1], out=arrays[2])
+
+
+ADD = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(add)
+
+
+def raising(world):
+    """The ufunc of rank 1 raises in the middle of a long array; the others hear of it."""
+    calls = []
+
+    def add(a, b):
+        calls.append(1)
+        if world.rank == 1 and len(calls) > 1000:
+            raise ZeroDivisionError("no sum today")
+        return a + b
+
+    try:
+        world.allreduce(np.ones(20_000), np.frompyfunc(add, 2, 1))
+        world.barrier()
+        raise AssertionError("nobody raised")
+    except ZeroDivisionError:
+        assert world.rank == 1
+    except commute.AbandonedError as error:
+        assert world.rank != 1 and error.rank == 1
+        assert "raised ZeroDivisionError: no sum today" in str(error)
 
 
 def async_and_messages(world):

@@ -27,9 +27,9 @@ def test_proved_from_1_to_33_ranks(collective: Collective, name: str) -> None:
     """The verifier passes, for every number of ranks and every root (a few above 9 ranks)."""
     for ranks in range(1, 34):
         for root in some_roots(collective, ranks):
-            report = verify(build(collective, name, ranks, root))
+            plan = build(collective, name, ranks, root)
 
-            assert report.instructions == sum(map(len, build(collective, name, ranks).programs))
+            assert verify(plan).instructions == sum(map(len, plan.programs))
 
 
 @pytest.mark.slow
@@ -269,14 +269,35 @@ def test_alltoall_by_few_bytes_or_few_messages(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 9, 33])
 def test_who_adds_in_rank_order(ranks: int) -> None:
-    """gather-to-root and one-shot do for every number of ranks; the ring never does."""
+    """gather-to-root, chain and one-shot do for every number of ranks; the ring never does."""
     order = {name: verify(build("allreduce", name, ranks)).rank_order for name in
              algorithms("allreduce")}  # fmt: skip
 
     assert order["gather-to-root"]
     assert order["one-shot"]
+    assert order["chain"]
     assert not order["ring"]
     assert not order["halving-doubling"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9, 33])
+def test_chains_carry_an_array_once(ranks: int) -> None:
+    """n-1 links up the chain; down it again, or from its end to where the result belongs."""
+    up = {(rank, rank + 1) for rank in range(ranks - 1)}
+    last = ranks - 1
+    whole = build("allreduce", "chain", ranks)
+    assert whole.links() == dict.fromkeys(up | {(b, a) for a, b in up}, 1)
+    assert verify(whole).steps == 2 * (ranks - 1)
+    for root in (0, ranks // 2, last):
+        plan = build("reduce", "chain", ranks, root=root)
+        home = {(last, root)} if root != last else set()
+
+        assert plan.links() == dict.fromkeys(up | home, 1)
+        assert verify(plan).rank_order
+    links = build("reduce_scatter", "chain", ranks).links()
+
+    assert all(links[link] == ranks for link in up if link[1] != 0)
+    assert all(links[last, rank] == 1 for rank in range(last - 1))
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)

@@ -48,6 +48,8 @@ def test_describe_names_every_operand() -> None:
     assert words[3] == "wait for signal 1 #1 of 0, 2 tiles ago"
     assert words[4] == "put OUTBOX[0] = OUT[0]"
     assert "reduce_many OUT[0] = OUT[0] + OUTBOX[0] of all others" in words
+    chain = build("reduce", "chain", 3, root=2).programs
+    assert describe(chain[1][0]) == "recv_reduce_send SCRATCH[0] = <- 0 + IN[0] -> 2"
 
 
 def test_describe_says_which_operand_is_the_first() -> None:

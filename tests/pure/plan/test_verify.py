@@ -393,6 +393,17 @@ def test_different_orders_of_addition_are_refused() -> None:
         verify(dataclasses.replace(plan, programs=programs))
 
 
+def test_what_arrives_may_come_first() -> None:
+    """Up a chain, x0 + x1 is in rank order only if the message is the left operand."""
+    plan = build("reduce", "chain", 3, root=2)
+    turned = tuple(program.copy() for program in plan.programs)
+    for program in turned:
+        program["flags"] = 0
+
+    assert verify(plan).rank_order
+    assert not verify(dataclasses.replace(plan, programs=turned)).rank_order
+
+
 def test_barrier_that_lets_someone_through_is_refused() -> None:
     """A rank that does not hear of another, even indirectly, may leave too early."""
     plan = build("barrier", "dissemination", 4)

@@ -31,6 +31,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "double-tree": "double_tree.double_tree",
         "recursive-doubling": "recursive_doubling.recursive_doubling",
         "circulant": "circulant.circulant",
+        "chain": "reduction_chain.chain_allreduce",
         "one-shot": "one_shot.one_shot",
         "two-shot": "two_shot.two_shot",
         "line": "line.line_allreduce",
@@ -44,6 +45,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
     Collective.REDUCE_SCATTER: {
         "ring": "reduce_scatter.reduce_scatter",
         "circulant": "circulant_reduce_scatter.circulant_reduce_scatter",
+        "chain": "reduction_chain.chain_reduce_scatter",
         "shared": "shared.shared_reduce_scatter",
     },
     Collective.ALLTOALL: {
@@ -60,7 +62,11 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "line": "line.line_broadcast",
         "direct": "direct.direct_broadcast",
     },
-    Collective.REDUCE: {"binomial": "reduce.reduce", "shared": "shared.shared_reduce"},
+    Collective.REDUCE: {
+        "binomial": "reduce.reduce",
+        "chain": "reduction_chain.chain_reduce",
+        "shared": "shared.shared_reduce",
+    },
     Collective.GATHER: {
         "linear": "linear.linear_gather",
         "binomial": "binomial_gather.binomial_gather",
