@@ -18,10 +18,11 @@ import numpy as np
 from commute._arrays import Buffer, empty_like, empty_of, is_tensor, reading, writing
 from commute._call import NOTHING, Call
 from commute._handle import Handle
-from commute.plan import Collective
+from commute.plan import Collective, choose
 
 if TYPE_CHECKING:
     from commute import _core
+    from commute._wiring import Wiring
 
 AXES_MAX = 64  # as many as NumPy has
 _HEAD_WORDS = 3 + AXES_MAX  # dtype, whether it is a tensor, how many axes, their lengths
@@ -32,6 +33,7 @@ class Exchanges:
 
     rank: int
     size: int
+    _wiring: Wiring
 
     if TYPE_CHECKING:  # what Group has for all calls
 
@@ -115,7 +117,7 @@ class Exchanges:
             out: where this rank's part goes.
             algorithm: force one, e.g. "binomial".
         """
-        call = self._scatter(x, root, out, timeout, background=False)
+        call = self._scatter(x, root, out, algorithm, timeout, background=False)
         return self._run(call, algorithm, False, timeout)
 
     def scatter_async(
@@ -131,7 +133,7 @@ class Exchanges:
 
         A rank without `out` has to hear from the root how large its part is.
         """
-        call = self._scatter(x, root, out, timeout, background=True)
+        call = self._scatter(x, root, out, algorithm, timeout, background=True)
         return self._begin(call, algorithm, False, timeout)
 
     def alltoall(
@@ -177,9 +179,18 @@ class Exchanges:
         return Call(Collective.GATHER, source, target, source.elements, result, root=root)
 
     def _scatter(
-        self, x: Any, root: int, out: Any, timeout: float | None, *, background: bool
+        self,
+        x: Any,
+        root: int,
+        out: Any,
+        algorithm: str | None,
+        timeout: float | None,
+        *,
+        background: bool,
     ) -> Call:
         self._check_rank(root, "root", "scatter")
+        # A name that nobody knows is refused before anybody waits for the head.
+        choose(Collective.SCATTER, self.size, 0, self._wiring.place, algorithm=algorithm)
         if self.rank == root:
             source = reading(x, "scatter")
             self._check_leading(source, "scatter")
