@@ -18,7 +18,7 @@ import numpy as np
 from commute._arrays import Buffer, empty_like, empty_of, is_tensor, reading, writing
 from commute._calls import NOTHING, Call, Calls
 from commute._handle import Handle
-from commute.plan import Collective
+from commute.plan import Collective, choose
 
 AXES_MAX = 64  # as many as NumPy has
 _HEAD_WORDS = 3 + AXES_MAX  # dtype, whether it is a tensor, how many axes, their lengths
@@ -84,7 +84,7 @@ class Exchanges(Calls):
             out: where this rank's part goes.
             algorithm: force one, e.g. "binomial".
         """
-        call = self._scatter(x, root, out, timeout, background=False)
+        call = self._scatter(x, root, out, algorithm, timeout, background=False)
         return self._run(call, algorithm, False, timeout)
 
     def scatter_async(
@@ -100,7 +100,7 @@ class Exchanges(Calls):
 
         A rank without `out` has to hear from the root how large its part is.
         """
-        call = self._scatter(x, root, out, timeout, background=True)
+        call = self._scatter(x, root, out, algorithm, timeout, background=True)
         return self._begin(call, algorithm, False, timeout)
 
     def alltoall(
@@ -177,9 +177,18 @@ class Exchanges(Calls):
         return Call(Collective.GATHER, source, target, source.elements, result, root=root)
 
     def _scatter(
-        self, x: Any, root: int, out: Any, timeout: float | None, *, background: bool
+        self,
+        x: Any,
+        root: int,
+        out: Any,
+        algorithm: str | None,
+        timeout: float | None,
+        *,
+        background: bool,
     ) -> Call:
         self._check_rank(root, "root", "scatter")
+        # A name that nobody knows is refused before anybody waits for the head.
+        choose(Collective.SCATTER, self.size, 0, self._wiring.place, algorithm=algorithm)
         if self.rank == root:
             source = reading(x, "scatter")
             self._check_leading(source, "scatter")

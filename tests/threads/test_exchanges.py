@@ -97,6 +97,8 @@ def test_mistakes_in_exchanging_calls_are_this_ranks_alone(ranks):
             group.gather(x, root=2)
         with pytest.raises(ValueError, match="gather by 'ring' is not known; choose from linear"):
             group.gather(x, algorithm="ring")
+        with pytest.raises(ValueError, match="scatter by 'ring' is not known; choose from linear"):
+            group.scatter(x if group.rank == 0 else None, algorithm="ring")
         if group.rank == 0:
             with pytest.raises(ValueError, match=r"scatter expected a leading axis of length 2"):
                 group.scatter(np.ones((3, 2)))

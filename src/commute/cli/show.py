@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 _DESCRIPTION = """\
 Show the plan of an algorithm: what each rank sends, receives and adds, step by step. The plan is
@@ -13,7 +14,8 @@ the very data that is executed, and is verified before it is shown.
 
   commute show plan ring --ranks 4                       allreduce by a ring of four
   commute show plan halving-doubling --ranks 6 --rank 5  what rank 5 of six does
-  commute show plan binomial --collective broadcast --ranks 8 --root 3"""
+  commute show plan binomial --collective broadcast --ranks 8 --root 3
+  commute show plan ring --ranks 4 --svg ring.svg        as a drawing"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--collective", default="allreduce", metavar="NAME", help="(allreduce)")
     plan.add_argument("--root", type=int, default=0, metavar="RANK", help="where it has one (0)")
     plan.add_argument("--rank", type=int, metavar="RANK", help="show this rank only")
+    plan.add_argument("--svg", metavar="FILE", help="draw it into this file; - is the output")
     model = things.add_parser(
         "model",
         help="the largest weights, sizes and settings of a saved model",
@@ -55,7 +58,7 @@ def _show_model(options: argparse.Namespace) -> int:
 
 
 def _show_plan(options: argparse.Namespace) -> int:
-    from commute.plan import build, show
+    from commute.plan import build, draw, show
 
     if options.rank is not None and not 0 <= options.rank < options.ranks:
         print(f"commute show: there is no rank {options.rank} of {options.ranks}", file=sys.stderr)
@@ -65,5 +68,16 @@ def _show_plan(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"commute show: {error}", file=sys.stderr)
         return 2
-    sys.stdout.write(show(plan, options.rank))
+    if options.svg is None:
+        sys.stdout.write(show(plan, options.rank))
+        return 0
+    if options.svg == "-":
+        sys.stdout.write(draw(plan))
+        return 0
+    try:
+        Path(options.svg).write_text(draw(plan))
+    except OSError as error:
+        print(f"commute show: the drawing was not written: {error}", file=sys.stderr)
+        return 1
+    print(f"drew {plan.collective.label} by {plan.algorithm} into {options.svg}")
     return 0

@@ -3,7 +3,8 @@
 
 Reading order: instructions.py (what a plan is made of), chunk.py (the rule that cuts arrays),
 plan.py, program.py (how plans are written), algorithms/ (one page each), verifier.py with form.py,
-order.py, races.py and meaning.py (the proof), choose.py (which one to run), display.py.
+order.py, races.py and meaning.py (the proof), choose.py (which one to run), display.py and
+drawing.py.
 
 Everything here is pure: no socket, no clock, no thread. The verifier and `show` are loaded when
 they are first asked for: a group needs neither until it binds a plan.
@@ -19,6 +20,7 @@ from .plan import Plan, PlanError, arrays_of, pipelined
 
 if TYPE_CHECKING:
     from .display import show
+    from .drawing import draw
     from .verifier import Report, prove, verify
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "build",
     "candidates",
     "choose",
+    "draw",
     "in_rank_order",
     "pipelined",
     "prove",
@@ -47,7 +50,13 @@ __all__ = [
     "verify",
 ]
 
-_LATER = {"Report": "verifier", "prove": "verifier", "show": "display", "verify": "verifier"}
+_LATER = {
+    "Report": "verifier",
+    "draw": "drawing",
+    "prove": "verifier",
+    "show": "display",
+    "verify": "verifier",
+}
 
 
 def __getattr__(name: str) -> Any:

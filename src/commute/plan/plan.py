@@ -107,7 +107,8 @@ def pipelined(plan: Plan, waves: int) -> Plan:
     """The same plan with the tile cut into `waves` parts that are in flight together.
 
     Each instruction becomes `waves` consecutive ones, so that while one part is being reduced the
-    next one is on the wire. Chunk c of wave w becomes chunk w * chunks + c of its block.
+    next one is on the wire. Chunk c of wave w becomes chunk w * chunks + c of its block. A plan
+    that hands SCRATCH on to the next tile chunk by chunk may not bear it; the verifier says so.
 
     Raises:
         ValueError: a message of several blocks cannot be cut, as its parts would not lie together.

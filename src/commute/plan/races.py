@@ -8,7 +8,9 @@ Which chunks are the same? IN and OUT of different tiles are different memory, a
 tile are the same in every tile, so one tile is enough for them. SCRATCH is the same memory in all
 tiles: an access is checked against those of the next tile, and lane order carries that on to all
 later ones. OUTBOX chunks are the same memory SLOTS tiles later. No path between two tiles leaves
-the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. From one
+the tiles in between, so 2 tiles show all there is to SCRATCH, and SLOTS + 1 to OUTBOX. The last
+tile may be shorter, and is cut into as many chunks: then a chunk lies, in whole or in part, where
+in the tile before lower chunks of its block were, and must be ordered with those too. From one
 call to the next, which may run another plan, outboxes are kept apart by the executor (executor.h);
 `settled` says when it need not wait for that.
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .form import Ints, Table
+from .form import Bools, Ints, Table
 from .instructions import SLOTS, Flag, Op, Space
 from .order import Clocks
 from .plan import PlanError
@@ -105,6 +107,43 @@ def check_races(clocks: Clocks) -> None:
         pair = int(np.argmin(ordered))
         a, b = int(one[pair]), int(other[pair])
         raise PlanError(_race(table, int(who[a]), int(who[b]), int(tile[b] - tile[a])))
+
+
+def check_last_tile(clocks: Clocks) -> None:
+    """Memory that tiles share is not in use any more by lower chunks of a block either."""
+    table = clocks.order.table
+    chunks = table.plan.chunks
+    if chunks == 1:
+        return
+    instruction, space, place, write = accesses(table)
+    for shared, gap in ((Space.SCRATCH, 1), (Space.OUTBOX, SLOTS))[: 1 if table.plan.direct else 2]:
+        chosen = np.flatnonzero(space == shared)
+        chosen = chosen[np.argsort(place[chosen] // chunks, kind="stable")]
+        block = place[chosen] // chunks
+        starts = np.flatnonzero(np.diff(block, prepend=-1))
+        for here in np.split(chosen, starts[1:]) if len(chosen) else []:
+            chunk, wrote = place[here] % chunks, write[here] == 1
+            _check_block(clocks, gap, instruction[here], chunk, wrote)
+
+
+def _check_block(clocks: Clocks, gap: int, who: Ints, chunk: Ints, wrote: Bools) -> None:
+    """Of one block: who touches a chunk, `gap` tiles after all have touched the chunks below it."""
+    table = clocks.order.table
+    lanes, lane = np.unique(table.lane[who], return_inverse=True)
+    touched, written = np.zeros((2, len(lanes), table.plan.chunks + 1), dtype=np.int64)
+    # By lane and chunk: how many steps of the lane it takes to be done with all chunks below.
+    ended = table.step[who] + 1
+    np.maximum.at(touched, (lane, chunk + 1), ended)
+    np.maximum.at(written, (lane, chunk + 1), np.where(wrote, ended, 0))
+    touched, written = (np.maximum.accumulate(last, axis=1) for last in (touched, written))
+
+    seen = clocks.rows[gap * 2 * len(table) + who][:, lanes]
+    needed = 2 * np.where(wrote[:, None], touched[:, chunk].T, written[:, chunk].T)
+    if (seen < needed).any():
+        later, other = (int(index) for index in np.argwhere(seen < needed)[0])
+        step = int(needed[later, other]) // 2 - 1
+        earlier = int(table.lane_first[lanes[other]]) + step
+        raise PlanError(_race(table, earlier, int(who[later]), gap))
 
 
 def settled(clocks: Clocks) -> tuple[bool, ...]:

@@ -19,7 +19,7 @@ from .form import read
 from .meaning import check_meaning
 from .order import clocks, order
 from .plan import Plan
-from .races import check_direct, check_races, settled, tiles_to_unroll
+from .races import check_direct, check_last_tile, check_races, settled, tiles_to_unroll
 
 # A proof takes some 10 us per instruction. Up to this many (a ring of 16 ranks has 1,920) nobody
 # notices it when a plan is bound; larger plans of ours are proved by the tests, up to 128 ranks.
@@ -49,6 +49,7 @@ def verify(plan: Plan, depth: int = 0) -> Report:
     ordered = order(table, depth)
     times = clocks(ordered, tiles_to_unroll(table))
     check_races(times)
+    check_last_tile(times)
     rank_order = check_meaning(times)
     steps, messages = ordered.steps(), len(table.sender)
     alone = settled(times)

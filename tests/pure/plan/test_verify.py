@@ -443,3 +443,32 @@ def test_negative_depth_is_refused() -> None:
     """A link cannot hold less than nothing."""
     with pytest.raises(ValueError, match="at least 0 messages, got -1"):
         verify(RING, depth=-1)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_shorter_last_tile_lies_where_lower_chunks_were(waits: bool) -> None:
+    """Chunk 1 of a short tile may lie where chunk 0 of the tile before is still being read."""
+
+    def each_rank(me: Rank) -> None:
+        if me.rank == 0:
+            lane = me.lane()
+            lane.send(OUT[1], to=1)
+            lane.send(OUT[0], to=1)
+            return
+        incoming, copying = me.lane(), me.lane()
+        upper = incoming.recv(SCRATCH[1], source=0)
+        first = copying.copy(SCRATCH[1], into=OUT[1], after=upper)
+        lower = incoming.recv(SCRATCH[0], source=0, after=first)
+        last = copying.copy(SCRATCH[0], into=OUT[0], after=lower)
+        if waits:
+            incoming.copy(SCRATCH[0], into=SCRATCH[2], after=last)
+
+    plan = write(Collective.BROADCAST, "test", 2, each_rank, chunks=2, scratch=2)
+
+    if waits:
+        verify(plan)
+    else:
+        with pytest.raises(
+            PlanError, match=r"copy OUT\[0\].* and 1 tile later .*recv SCRATCH\[1\]"
+        ):
+            verify(plan)
