@@ -235,7 +235,7 @@ void Engine::fail(Failure failure) {
     if (failure_.code != FailureCode::kNone) return;
     const bool known = failure.rank >= 0 && failure.rank < settings_.ranks;
     if (failure.code == FailureCode::kPeerLost && known && links_.left[size_t(failure.rank)].load())
-      failure.text = "it had finished and left the job";
+      failure.text = links_.goodbye();
     failure_ = failure;
     failed_.store(true);
     if (!driving_) drain();

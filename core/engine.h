@@ -94,6 +94,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Failure failure() const;
   // `rank` said goodbye: what it sent before still counts, what is wanted from it later is a loss.
   void peer_left(int rank);
+  bool has_left(int rank) const { return links_.left[size_t(rank)].load(); }
 
   std::vector<int> waiting_for()
       const;  // ranks that held up the running operation when last looked

@@ -90,13 +90,13 @@ void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t
 
 // Engines for `ranks` threads of this process, joined by memory links and outboxes.
 std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes,
-                                                    size_t slot_bytes) {
+                                                    size_t slot_bytes, uint32_t group) {
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<std::shared_ptr<Poller>> pollers;
   for (int rank = 0; rank < ranks; ++rank) {
     pollers.push_back(std::make_shared<Poller>());
     engines.push_back(
-        std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
+        std::make_shared<Engine>(Engine::Settings{rank, ranks, group, 1}, pollers.back()));
   }
   attach_outboxes(engines, slot_bytes);
   for (int a = 0; a < ranks; ++a) {
@@ -226,6 +226,8 @@ void bind_state(nb::class_<Engine>& engine) {
           nb::for_getter(nb::sig(kFailureSignature)))
       .def_prop_ro("waiting_for", &Engine::waiting_for)
       .def_prop_ro("messages", &Engine::messages)
+      .def_prop_ro("rank", &Engine::rank)
+      .def("has_left", &Engine::has_left, nb::arg("rank"))
       .def("records", &records, nb::sig("def records(self, /) -> list[tuple[object, ...]]"))
       .def(
           "close",
@@ -253,7 +255,7 @@ void bind_engine(nb::module_& module) {
   module.def("link_segment", [] { return new_segment(SharedLink::segment_bytes()); });
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
-             nb::arg("slot_bytes"));
+             nb::arg("slot_bytes"), nb::arg("group") = 0);
 }
 
 }  // namespace commute::bindings
