@@ -27,9 +27,17 @@ inline int new_segment(size_t bytes) {
   return fd;
 }
 
+// A collective that has not been submitted. Addresses are plain integers.
+std::shared_ptr<Operation> new_collective(std::shared_ptr<Executor> executor, uintptr_t in,
+                                          uintptr_t out, uint64_t count, int dtype, int reduce_op,
+                                          bool mean, double timeout);
+// How often this process, or one before it, was forked: a child must not use its parent's links.
+int fork_count();
+
 void bind_plan(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_fast_call(nanobind::module_& module);
+void bind_persistent(nanobind::module_& module);
 void bind_health(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_control(nanobind::module_& module);

@@ -45,14 +45,8 @@ std::shared_ptr<Operation> new_operation(int dtype, uint64_t count, uintptr_t in
 std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> executor, uintptr_t in,
                                   uintptr_t out, uint64_t count, int dtype, int reduce_op,
                                   bool mean, double timeout, bool background) {
-  auto operation = new_operation(dtype, count, in, out, timeout);
-  const Plan& plan = executor->plan();
-  operation->call.collective = plan.collective;
-  operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
-  operation->call.root = plan.root;
-  operation->call.plan = static_cast<uint32_t>(plan.hash);
-  operation->call.mean = mean;
-  operation->executor = std::move(executor);
+  auto operation =
+      new_collective(std::move(executor), in, out, count, dtype, reduce_op, mean, timeout);
   engine.submit(operation, background);
   return operation;
 }
@@ -238,6 +232,20 @@ void bind_state(nb::class_<Engine>& engine) {
 }
 
 }  // namespace
+
+std::shared_ptr<Operation> new_collective(std::shared_ptr<Executor> executor, uintptr_t in,
+                                          uintptr_t out, uint64_t count, int dtype, int reduce_op,
+                                          bool mean, double timeout) {
+  auto operation = new_operation(dtype, count, in, out, timeout);
+  const Plan& plan = executor->plan();
+  operation->call.collective = plan.collective;
+  operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
+  operation->call.root = plan.root;
+  operation->call.plan = static_cast<uint32_t>(plan.hash);
+  operation->call.mean = mean;
+  operation->executor = std::move(executor);
+  return operation;
+}
 
 void bind_engine(nb::module_& module) {
   bind_error(module);

@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_engine(module);
   bind_fast_call(module);
+  bind_persistent(module);
   bind_health(module);
   bind_kernels(module);
   bind_control(module);

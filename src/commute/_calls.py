@@ -27,11 +27,11 @@ from commute._wiring import Wiring
 from commute.plan import Collective
 
 # The core's reductions (core/dtype.h); a mean is a sum, divided at the end.
-_OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
+OPS: Final = {"sum": 0, "mean": 0, "prod": 1, "min": 2, "max": 3}
 _NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A collective with its arguments checked."""
 
     collective: Collective
@@ -66,32 +66,32 @@ class Calls:
 
     def _in_place(
         self, collective: Collective, x: Any, out: Any, *, op: str = "sum", root: int = 0
-    ) -> _Call:
+    ) -> Call:
         name = collective.label
         source = writing(x, name) if out is None else reading(x, name)
         target = source if out is None else self._target(out, source, source.shape, name)
         self._check_op(op, source, name)
         self._check_rank(root, "root", name)
         result = x if out is None else out
-        return _Call(collective, source, target, source.elements, result, op, root)
+        return Call(collective, source, target, source.elements, result, op, root)
 
-    def _reduce(self, x: Any, root: int, op: str, out: Any) -> _Call:
+    def _reduce(self, x: Any, root: int, op: str, out: Any) -> Call:
         if self.rank == root:
             return self._in_place(Collective.REDUCE, x, out, op=op, root=root)
         self._check_rank(root, "root", "reduce")
         source = reading(x, "reduce")
         self._check_op(op, source, "reduce")
         result = x if out is None else out
-        return _Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
+        return Call(Collective.REDUCE, source, _NOTHING, source.elements, result, op, root)
 
-    def _allgather(self, x: Any, out: Any) -> _Call:
+    def _allgather(self, x: Any, out: Any) -> Call:
         source = reading(x, "allgather")
         shape = (self.size, *source.shape)
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "allgather", apart=True)
-        return _Call(Collective.ALLGATHER, source, target, source.elements, result)
+        return Call(Collective.ALLGATHER, source, target, source.elements, result)
 
-    def _reduce_scatter(self, x: Any, op: str, out: Any) -> _Call:
+    def _reduce_scatter(self, x: Any, op: str, out: Any) -> Call:
         source = reading(x, "reduce_scatter")
         self._check_op(op, source, "reduce_scatter")
         if not source.shape or source.shape[0] != self.size:
@@ -102,10 +102,10 @@ class Calls:
         shape = source.shape[1:]
         result = empty_like(x, shape) if out is None else out
         target = self._target(result, source, shape, "reduce_scatter", apart=True)
-        return _Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
+        return Call(Collective.REDUCE_SCATTER, source, target, target.elements, result, op)
 
-    def _barrier(self) -> _Call:
-        return _Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
+    def _barrier(self) -> Call:
+        return Call(Collective.BARRIER, _NOTHING, _NOTHING, 0, None)
 
     def _target(
         self, out: Any, source: Buffer, shape: tuple[int, ...], name: str, *, apart: bool = False
@@ -123,8 +123,8 @@ class Calls:
         return target
 
     def _check_op(self, op: str, source: Buffer, name: str) -> None:
-        if op not in _OPS:
-            raise ValueError(f"{name} expected op= one of {', '.join(_OPS)}, got {op!r}")
+        if op not in OPS:
+            raise ValueError(f"{name} expected op= one of {', '.join(OPS)}, got {op!r}")
         if op == "mean" and source.dtype not in FLOATS:
             raise TypeError(
                 f"{name} cannot give the mean of integers; use op='sum' or cast to float"
@@ -137,21 +137,21 @@ class Calls:
     # ---- running ----
 
     def _run(
-        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+        self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Any:
         operation = self._submit(call, algorithm, deterministic, timeout, background=False)
         self._runner.finish(operation)
         return call.result
 
     def _begin(
-        self, call: _Call, algorithm: str | None, deterministic: bool, timeout: float | None
+        self, call: Call, algorithm: str | None, deterministic: bool, timeout: float | None
     ) -> Handle:
         operation = self._submit(call, algorithm, deterministic, timeout, background=True)
         return Handle(self._runner, operation, call.result)
 
     def _submit(
         self,
-        call: _Call,
+        call: Call,
         algorithm: str | None,
         deterministic: bool,
         timeout: float | None,
@@ -168,7 +168,7 @@ class Calls:
                 call.target.address,
                 call.elements,
                 call.source.dtype,
-                _OPS[call.op],
+                OPS[call.op],
                 call.op == "mean",
                 limit,
                 background,
@@ -177,7 +177,7 @@ class Calls:
         )
 
     def _executor(
-        self, call: _Call, algorithm: str | None, deterministic: bool, limit: float
+        self, call: Call, algorithm: str | None, deterministic: bool, limit: float
     ) -> _core.Executor:
         """The bound plan of the algorithm that is chosen; its links are opened at first use."""
         name = plans.choose(

@@ -22,6 +22,7 @@ from commute._arrays import reading, writing
 from commute._errors import CommuteError
 from commute._family import Family, Identity
 from commute._handle import Handle
+from commute._persistent import PersistentCalls
 from commute._ranks import Ranks
 from commute._runner import Runner
 from commute._wiring import Wiring
@@ -36,7 +37,7 @@ _log = logging.getLogger("commute")
 LEAVE_SECONDS: Final = 30.0
 
 
-class Group(Ranks):
+class Group(Ranks, PersistentCalls):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.

@@ -151,6 +151,10 @@ class Runner:
         self._pending.append((operation, keep))
         return operation
 
+    def park(self, operation: _core.Operation, keep: Any) -> None:
+        """Keep what an operation uses that nobody will wait for."""
+        self._pending.append((operation, keep))
+
     def finish(self, operation: _core.Operation, timeout: float | None = None) -> None:
         """Wait until the operation has finished; raise what went wrong."""
         self._check_process()  # a handle may be waited for in a child; nobody moves it there

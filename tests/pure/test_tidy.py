@@ -37,8 +37,10 @@ LAYERS = {
     "_bound": PARTS,
     "store": {*PARTS, "_cores", "_arrays", "_settings", "_runner", "_handle"},
     "_calls": {*PARTS, "_arrays", "_bound", "_runner", "_wiring", "_handle", "_fast"},
+    "_persistent": {*PARTS, "_calls", "_runner"},
     "_ranks": {*PARTS, "_calls", "_family", "_runner", "_wiring"},
-    "_group": {*PARTS, "_arrays", "_family", "_ranks", "_runner", "_wiring", "_handle", "store"},
+    "_group": {*PARTS, "_arrays", "_family", "_ranks", "_runner", "_wiring", "_handle", "store"}
+    | {"_persistent"},
     "_part": {*PARTS, "_family", "_runner", "_wiring"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_part", "store"}
     | {"_family"},
