@@ -132,3 +132,26 @@ def test_what_breaks_a_group_is_told_to_its_members(run):
 
 def test_a_process_may_end_with_groups_open(run):
     run(2, "at_exit").all_fine()
+
+
+def test_groups_that_come_and_go(run):
+    """What a group held is gone with it."""
+    told = run(2, "come_and_go").all_fine()
+
+    for line in told.values():
+        # The connector lets go of a link a moment after it was told to.
+        assert line["counts"][-1][0] <= line["counts"][4][0] + 4, line
+        assert line["counts"][-1][1] <= line["counts"][4][1], line
+
+
+def test_a_group_without_memory(run, memory):
+    """A rank that has no memory left for a group says so, and so does whoever meets it."""
+    told = run(2, "no_memory").all_fine()
+
+    if not memory:
+        assert told[0]["error"] is told[1]["error"] is None
+        return
+    for line in told.values():
+        assert line["error"]["kind"] == "CommuteError"
+        assert "rank 1 has no memory to share" in line["error"]["text"]
+        assert "group of ranks 1, 0" in line["error"]["text"]

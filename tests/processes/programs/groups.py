@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -198,6 +200,37 @@ def broken(world):
         if world.rank == 0:
             leave_file("broken", "")
     everything(other)
+    everything(world)
+    return {"error": found}
+
+
+def come_and_go(world):
+    """Groups that are used, closed and let go leave no descriptor and no thread behind."""
+
+    def held():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    counts = []
+    for _ in range(20):
+        with world.group([1, 0]) as group:
+            everything(group)
+            group.barrier_async().wait()
+        del group
+        world.barrier()
+        counts.append(held())
+    return {"counts": counts}
+
+
+def no_memory(world):
+    """Rank 1 cannot have memory for a group; both are told, and the world goes on."""
+    group = world.group([1, 0])
+    if world.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    world.barrier()
+    found = raised(group.allreduce, np.ones(3))
+    world.barrier()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     everything(world)
     return {"error": found}
 
