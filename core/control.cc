@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -17,6 +18,7 @@ struct Wire {
   int32_t rank;
   int32_t by;
   uint64_t operation;
+  uint64_t group;
 };
 static_assert(sizeof(Wire) == kControlHeaderBytes);
 
@@ -37,23 +39,25 @@ std::string encode(const ControlFrame& frame) {
   wire.rank = frame.rank;
   wire.by = frame.by;
   wire.operation = frame.operation;
+  wire.group = frame.group;
   std::string bytes(reinterpret_cast<const char*>(&wire), sizeof wire);
   return bytes.append(frame.text, 0, text_bytes);
 }
 
 std::optional<ControlFrame> decode(std::string& bytes) {
+  // Garbage shorter than a header is noticed now, not when the rest of it comes.
+  if (std::memcmp(bytes.data(), kMagic, std::min(bytes.size(), sizeof kMagic)) != 0)
+    throw std::runtime_error("it does not begin like a control frame");
   if (bytes.size() < sizeof(Wire)) return std::nullopt;
   Wire wire;
   std::memcpy(&wire, bytes.data(), sizeof wire);
-  if (std::memcmp(wire.magic, kMagic, sizeof kMagic) != 0)
-    throw std::runtime_error("it does not begin like a control frame");
   if (wire.kind > static_cast<uint8_t>(ControlKind::kAbandon))
     throw std::runtime_error("its kind is unknown");
   if (wire.text_bytes > kControlTextMax) throw std::runtime_error("its text is too long");
   if (bytes.size() < sizeof wire + wire.text_bytes) return std::nullopt;
   ControlFrame frame{
-      static_cast<ControlKind>(wire.kind),       wire.code, wire.rank, wire.by, wire.operation,
-      bytes.substr(sizeof wire, wire.text_bytes)};
+      static_cast<ControlKind>(wire.kind),        wire.code, wire.rank, wire.by, wire.operation,
+      bytes.substr(sizeof wire, wire.text_bytes), wire.group};
   bytes.erase(0, sizeof wire + wire.text_bytes);
   return frame;
 }

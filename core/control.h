@@ -2,10 +2,11 @@
 // Control frames: heartbeats and news about members. The same grammar is written in Python by
 // src/commute/cluster/control.py for the coordinator; a test compares the two.
 //
-//   frame = magic[4]="cmtc" kind:u8 code:u8 text_bytes:u16 rank:i32 by:i32 operation:u64
+//   frame = magic[4]="cmtc" kind:u8 code:u8 text_bytes:u16 rank:i32 by:i32 operation:u64 group:u64
 //   text[text_bytes]
 //
-// little endian, 24 bytes and at most kControlTextMax of UTF-8.
+// little endian, 32 bytes and at most kControlTextMax of UTF-8. Ranks are those of the world; group
+// is the id of the group that `leave` and `abandon` are about, 0 for the world itself.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,10 @@ struct ControlFrame {
   int32_t by = -1;
   uint64_t operation = 0;
   std::string text;
+  uint64_t group = 0;
 };
 
-constexpr size_t kControlHeaderBytes = 24;
+constexpr size_t kControlHeaderBytes = 32;
 constexpr size_t kControlTextMax = 2048;
 
 std::string encode(const ControlFrame& frame);  // cuts an overlong text

@@ -153,33 +153,54 @@ void Engine::number(Operation& operation, Clock::time_point now) {
       operation, operation.executor ? operation.executor->plan().algorithm : kNoAlgorithm, now);
 }
 
+// Nothing else is under way, and it is a kernel.
+bool Engine::takes_at_once(const Operation& operation) const {
+  return !driving_ && !running_ && queue_.empty() && withdrawing_.load() == 0 &&
+         operation.executor->kernel();
+}
+
+// With mutex_, for what is taken at once: begins it, and looks for as long as others may spin. True
+// when it has finished, also by failing.
+bool Engine::poll(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Operation>& operation,
+                  Clock::time_point now) {
+  number(*operation, now);
+  bool done = false;
+  std::exception_ptr trouble;
+  try {
+    start(operation);
+    for (int polls = may_spin_ ? kPolls : 1; polls > 0 && !done; --polls)
+      done = running_->executor->advance() == Executor::Progress::kDone;
+  } catch (...) {
+    trouble = std::current_exception();
+  }
+  if (trouble) {
+    driving_ = true;  // nobody else must touch what raised
+    lock.unlock();
+    guarded([&] { std::rethrow_exception(trouble); });
+    lock.lock();
+    stop_driving();
+  } else if (done) {
+    finish_running();
+  }
+  return operation->finished();
+}
+
+void Engine::begin(const std::shared_ptr<Operation>& operation, Clock::time_point now) {
+  {
+    std::unique_lock lock(mutex_);
+    if (takes_at_once(*operation)) {
+      poll(lock, operation, now);
+      return;
+    }
+  }
+  submit(operation, true);
+}
+
 bool Engine::run(const std::shared_ptr<Operation>& operation, Clock::time_point now,
                  Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  const bool at_once = !driving_ && !running_ && queue_.empty() && withdrawing_.load() == 0;
-  if (at_once && operation->executor->kernel()) {
-    number(*operation, now);
-    bool done = false;
-    std::exception_ptr trouble;
-    try {
-      start(operation);
-      for (int polls = may_spin_ ? kPolls : 1; polls > 0 && !done; --polls)
-        done = running_->executor->advance() == Executor::Progress::kDone;
-    } catch (...) {
-      trouble = std::current_exception();
-    }
-    if (trouble) {
-      driving_ = true;  // nobody else must touch what raised
-      lock.unlock();
-      guarded([&] { std::rethrow_exception(trouble); });
-      lock.lock();
-      stop_driving();
-      return operation->finished();
-    }
-    if (done) {
-      finish_running();
-      return true;
-    }
+  if (takes_at_once(*operation)) {
+    if (poll(lock, operation, now)) return true;
   } else {
     enqueue(operation, now);
     if (driving_ || withdrawing_.load() > 0) return false;
@@ -239,7 +260,7 @@ void Engine::fail(Failure failure) {
     if (failure_.code != FailureCode::kNone) return;
     const bool known = failure.rank >= 0 && failure.rank < settings_.ranks;
     if (failure.code == FailureCode::kPeerLost && known && links_.left[size_t(failure.rank)].load())
-      failure.text = "it had finished and left the job";
+      failure.text = links_.goodbye();
     failure_ = failure;
     failed_.store(true);
     if (!driving_) drain();

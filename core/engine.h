@@ -83,6 +83,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // it has not finished by `until`, or somebody else drives: `wait` for it then.
   bool run(const std::shared_ptr<Operation>& operation, Clock::time_point now,
            Clock::time_point until);
+  // Queues a collective for the progress thread, but begins a kernel here and now, where nothing is
+  // before it: what peers wait for is written when this returns, and `wait` or `done` does the
+  // rest.
+  void begin(const std::shared_ptr<Operation>& operation, Clock::time_point now);
   // Drives or waits until the operation has finished (true) or `until` has come (false).
   bool wait(const std::shared_ptr<Operation>& operation, Clock::time_point until);
   // Takes back a receive of which nothing has arrived; false when it is too late for that.
@@ -97,6 +101,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Failure failure() const;
   // `rank` said goodbye: what it sent before still counts, what is wanted from it later is a loss.
   void peer_left(int rank);
+  bool has_left(int rank) const { return links_.left[size_t(rank)].load(); }
 
   std::vector<int> waiting_for()
       const;  // ranks that held up the running operation when last looked
@@ -119,6 +124,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void enqueue(const std::shared_ptr<Operation>& operation, Clock::time_point now);
   void number(Operation& operation, Clock::time_point now);
+  bool takes_at_once(const Operation& operation) const;  // with mutex_
+  bool poll(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Operation>& operation,
+            Clock::time_point now);
 
   // For the holder of the progress lock.
   void stop_driving();

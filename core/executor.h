@@ -70,6 +70,11 @@ struct Links {
   uint64_t outbox_tiles = 0;                  // tiles that plans with outboxes have run so far
   std::vector<std::byte> staging;             // what is received before it is reduced, kPieceBytes
   std::vector<uint64_t> signals;  // per rank and signal: posted by all earlier operations
+
+  // How a rank that said goodbye is spoken of.
+  const char* goodbye() const {
+    return group == 0 ? "it had finished and left the job" : "it had finished and left the group";
+  }
 };
 
 // Shared from within, so that Python and operations count the same owners, and letting go of one

@@ -58,7 +58,7 @@ int Executor::unfinished(uint64_t uses) const {
     const bool left = links_.left[size_t(peer)].load(std::memory_order_seq_cst);
     known = links_.outboxes->signalled(peer, kFinished);
     if (known >= uses) continue;
-    if (left) raise(FailureCode::kPeerLost, peer, "it had finished and left the job");
+    if (left) raise(FailureCode::kPeerLost, peer, links_.goodbye());
     return peer;
   }
   return -1;
@@ -131,7 +131,7 @@ bool Executor::signal_seen(const Lane& lane, const Instruction& step) const {
   // Looked at first: what a peer signalled before it left is seen below.
   const bool left = links_.left[size_t(step.peer)].load(std::memory_order_seq_cst);
   if (links_.outboxes->signalled(step.peer, step.signal()) < target) {
-    if (left) raise(FailureCode::kPeerLost, step.peer, "it had finished and left the job");
+    if (left) raise(FailureCode::kPeerLost, step.peer, links_.goodbye());
     return false;
   }
   // Its first signal of this operation: what it called stands in its outbox.
@@ -185,7 +185,7 @@ bool Executor::hear(int peer) {
     compare_call(peer, true);
     return true;
   }
-  if (left) raise(FailureCode::kPeerLost, peer, "it had finished and left the job");
+  if (left) raise(FailureCode::kPeerLost, peer, links_.goodbye());
   return false;
 }
 

@@ -27,6 +27,7 @@ struct Failure {
   int by = -1;             // the rank that noticed; -1 for the coordinator
   uint64_t operation = 0;  // number of the operation that was given up; 0 when none was running
   std::string text;        // a sentence for people
+  uint64_t group = 0;      // the id of the group that it is about; 0 for the world
 };
 
 class Error : public std::runtime_error {

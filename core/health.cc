@@ -99,14 +99,21 @@ uint64_t Health::refused() const {
 }
 
 void Health::spread(const Failure& failure) {
-  const std::string frame = encode({ControlKind::kAbandon, static_cast<uint8_t>(failure.code),
-                                    failure.rank, failure.by, failure.operation, failure.text});
+  const std::string frame =
+      encode({ControlKind::kAbandon, static_cast<uint8_t>(failure.code), failure.rank, failure.by,
+              failure.operation, failure.text, failure.group});
   const std::lock_guard lock(mutex_);
   for (auto& [rank, member] : members_) {
     // Every member reports to the coordinator what it noticed itself, and nothing else.
     if (rank < 0 && failure.by != rank_) continue;
     send_to(member, frame);
   }
+}
+
+void Health::leave(uint64_t group, bool failed, const std::string& why) {
+  const std::string goodbye = encode({ControlKind::kLeave, failed, rank_, rank_, 0, why, group});
+  const std::lock_guard lock(mutex_);
+  for (auto& [rank, member] : members_) send_to(member, goodbye);
 }
 
 void Health::close(bool failed, const std::string& why, std::chrono::milliseconds linger) {
@@ -222,6 +229,13 @@ void Health::handle(int rank, const ControlFrame& frame) {
     case ControlKind::kBeat:
       return;
     case ControlKind::kLeave: {
+      if (frame.group != 0 && frame.code == 0) {
+        if (callbacks_.left_group) callbacks_.left_group(frame.group, frame.rank);
+        return;
+      }
+      if (frame.group != 0)
+        return callbacks_.failed(
+            {FailureCode::kPeerLost, frame.rank, rank, 0, frame.text, frame.group});
       {
         const std::lock_guard lock(mutex_);
         const auto found = members_.find(frame.rank);
@@ -239,7 +253,8 @@ void Health::handle(int rank, const ControlFrame& frame) {
       const bool known = frame.code >= static_cast<uint8_t>(FailureCode::kMismatch) &&
                          frame.code <= static_cast<uint8_t>(FailureCode::kProtocol);
       const auto code = known ? static_cast<FailureCode>(frame.code) : FailureCode::kProtocol;
-      return callbacks_.failed({code, frame.rank, frame.by, frame.operation, frame.text});
+      return callbacks_.failed(
+          {code, frame.rank, frame.by, frame.operation, frame.text, frame.group});
     }
   }
 }

@@ -34,6 +34,7 @@ class Health {
   struct Callbacks {
     std::function<void(Failure)> failed;  // a loss, or an operation given up elsewhere
     std::function<void(int rank)> left;   // a goodbye
+    std::function<void(uint64_t group, int rank)> left_group = {};  // a goodbye to one group
   };
 
   Health(int rank, double peer_timeout_s, Callbacks callbacks);
@@ -47,6 +48,8 @@ class Health {
 
   // Tells everyone what broke the group.
   void spread(const Failure& failure);
+  // Says goodbye to one group.
+  void leave(uint64_t group, bool failed, const std::string& why);
   // Says goodbye on every link, waits at most `linger` for it to leave, ends the thread, closes the
   // links.
   void close(bool failed, const std::string& why, std::chrono::milliseconds linger);

@@ -24,6 +24,7 @@ RANKS = {
     "one-shot": 3,
     "two-shot": 3,
     "shared": 3,
+    "direct": 3,
 }
 
 

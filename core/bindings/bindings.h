@@ -27,11 +27,21 @@ inline int new_segment(size_t bytes) {
   return fd;
 }
 
+// A collective that has not been submitted. Addresses are plain integers; `combine` is for
+// reductions of the caller's own, `array` for direct plans. Raises std::invalid_argument.
+std::shared_ptr<Operation> new_collective(std::shared_ptr<Executor> executor, uintptr_t in,
+                                          uintptr_t out, uint64_t count, int dtype, int reduce_op,
+                                          bool mean, double timeout, const Combine* combine,
+                                          std::shared_ptr<SharedArray> array, size_t array_offset);
+// How often this process, or one before it, was forked: a child must not use its parent's links.
+int fork_count();
+
 void bind_plan(nanobind::module_& module);
 void bind_combine(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_arrays(nanobind::module_& module);
 void bind_fast_call(nanobind::module_& module);
+void bind_persistent(nanobind::module_& module);
 void bind_health(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 void bind_control(nanobind::module_& module);

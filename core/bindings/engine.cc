@@ -47,26 +47,8 @@ std::shared_ptr<Operation> submit(Engine& engine, std::shared_ptr<Executor> exec
                                   bool mean, double timeout, bool background,
                                   const Combine* combine, std::shared_ptr<SharedArray> array,
                                   size_t array_offset) {
-  if (!is_dtype(uint64_t(dtype)) || !is_reduce_op(uint64_t(reduce_op)) ||
-      !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)) ||
-      (combine != nullptr) != (static_cast<ReduceOp>(reduce_op) == ReduceOp::kCustom))
-    throw std::invalid_argument("there is no such reduction");
-  auto operation = new_operation(dtype, count, in, out, timeout);
-  const Plan& plan = executor->plan();
-  operation->call.collective = plan.collective;
-  operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
-  operation->call.root = plan.root;
-  operation->call.plan = static_cast<uint32_t>(plan.hash);
-  if (array) {  // ranks that name different arrays, or parts, must not meet
-    const uint64_t part = (array->number << 48 ^ array_offset) * 0x9e3779b97f4a7c15u;
-    operation->call.plan ^= static_cast<uint32_t>(part >> 32);
-  }
-  operation->array = std::move(array);
-  operation->array_offset = array_offset;
-  operation->call.mean = mean;
-  operation->combine = combine;
-  if (combine != nullptr) operation->call.plan ^= combine->fingerprint();
-  operation->executor = std::move(executor);
+  auto operation = new_collective(std::move(executor), in, out, count, dtype, reduce_op, mean,
+                                  timeout, combine, std::move(array), array_offset);
   engine.submit(operation, background);
   return operation;
 }
@@ -106,13 +88,14 @@ void attach_outboxes(const std::vector<std::shared_ptr<Engine>>& engines, size_t
 
 // Engines for `ranks` threads of this process, joined by memory links and outboxes.
 std::vector<std::shared_ptr<Engine>> memory_engines(int ranks, size_t capacity_bytes,
-                                                    size_t slot_bytes, size_t room_bytes) {
+                                                    size_t slot_bytes, size_t room_bytes,
+                                                    uint32_t group) {
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<std::shared_ptr<Poller>> pollers;
   for (int rank = 0; rank < ranks; ++rank) {
     pollers.push_back(std::make_shared<Poller>());
     engines.push_back(
-        std::make_shared<Engine>(Engine::Settings{rank, ranks, 0, 1}, pollers.back()));
+        std::make_shared<Engine>(Engine::Settings{rank, ranks, group, 1}, pollers.back()));
   }
   attach_outboxes(engines, slot_bytes, room_bytes);
   for (int a = 0; a < ranks; ++a) {
@@ -245,6 +228,8 @@ void bind_state(nb::class_<Engine>& engine) {
           nb::for_getter(nb::sig(kFailureSignature)))
       .def_prop_ro("waiting_for", &Engine::waiting_for)
       .def_prop_ro("messages", &Engine::messages)
+      .def_prop_ro("rank", &Engine::rank)
+      .def("has_left", &Engine::has_left, nb::arg("rank"))
       .def("records", &records, nb::sig("def records(self, /) -> list[tuple[object, ...]]"))
       .def(
           "close",
@@ -255,6 +240,35 @@ void bind_state(nb::class_<Engine>& engine) {
 }
 
 }  // namespace
+
+std::shared_ptr<Operation> new_collective(std::shared_ptr<Executor> executor, uintptr_t in,
+                                          uintptr_t out, uint64_t count, int dtype, int reduce_op,
+                                          bool mean, double timeout, const Combine* combine,
+                                          std::shared_ptr<SharedArray> array, size_t array_offset) {
+  if (!is_dtype(uint64_t(dtype)) || !is_reduce_op(uint64_t(reduce_op)) ||
+      !reduces(static_cast<Dtype>(dtype), static_cast<ReduceOp>(reduce_op)) ||
+      (combine != nullptr) != (static_cast<ReduceOp>(reduce_op) == ReduceOp::kCustom))
+    throw std::invalid_argument("there is no such reduction");
+  auto operation = new_operation(dtype, count, in, out, timeout);
+  const Plan& plan = executor->plan();
+  if (plan.direct != (array != nullptr))
+    throw std::invalid_argument("direct plans, and only they, need an array that all ranks reach");
+  operation->call.collective = plan.collective;
+  operation->call.reduce_op = static_cast<ReduceOp>(reduce_op);
+  operation->call.root = plan.root;
+  operation->call.plan = static_cast<uint32_t>(plan.hash);
+  operation->call.mean = mean;
+  operation->combine = combine;
+  if (combine != nullptr) operation->call.plan ^= combine->fingerprint();
+  if (array) {  // ranks that name different arrays, or parts, must not meet
+    const uint64_t part = (array->number << 48 ^ array_offset) * 0x9e3779b97f4a7c15u;
+    operation->call.plan ^= static_cast<uint32_t>(part >> 32);
+  }
+  operation->array = std::move(array);
+  operation->array_offset = array_offset;
+  operation->executor = std::move(executor);
+  return operation;
+}
 
 void bind_engine(nb::module_& module) {
   bind_error(module);
@@ -272,7 +286,7 @@ void bind_engine(nb::module_& module) {
   module.def("link_segment", [] { return new_segment(SharedLink::segment_bytes()); });
   module.def("tell", &tell, nb::arg("engine"), nb::arg("others"));
   module.def("memory_engines", &memory_engines, nb::arg("ranks"), nb::arg("capacity_bytes"),
-             nb::arg("slot_bytes"), nb::arg("room_bytes"));
+             nb::arg("slot_bytes"), nb::arg("room_bytes"), nb::arg("group") = 0);
 }
 
 }  // namespace commute::bindings

@@ -408,6 +408,10 @@ void learn_tensors(nb::handle object, nb::handle tensor_type, nb::handle exchang
 
 }  // namespace
 
+int fork_count() {
+  return forks.load(std::memory_order_relaxed);
+}
+
 void bind_fast_call(nb::module_& module) {
   pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
   module.def("fast_call", &fast_call, nb::arg("engine"), nb::arg("collective"), nb::arg("slow"),

@@ -12,6 +12,7 @@ NB_MODULE(_core, module) {
   bind_engine(module);
   bind_arrays(module);
   bind_fast_call(module);
+  bind_persistent(module);
   bind_health(module);
   bind_kernels(module);
   bind_control(module);

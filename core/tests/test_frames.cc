@@ -299,9 +299,10 @@ TEST(control_frames_survive_the_wire) {
 }
 
 TEST(the_control_header_is_as_python_writes_it) {
-  const std::string bytes = encode({ControlKind::kLost, 4, -2, 258, 0x0102030405060708, "hi"});
-  const unsigned char expected[] = {'c', 'm', 't', 'c', 2, 4, 2, 0, 0xfe, 0xff, 0xff, 0xff, 2,
-                                    1,   0,   0,   8,   7, 6, 5, 4, 3,    2,    1,    'h',  'i'};
+  const std::string bytes = encode({ControlKind::kLost, 4, -2, 258, 0x0102030405060708, "hi", 3});
+  const unsigned char expected[] = {'c', 'm', 't', 'c', 2, 4, 2, 0, 0xfe, 0xff, 0xff, 0xff,
+                                    2,   1,   0,   0,   8, 7, 6, 5, 4,    3,    2,    1,
+                                    3,   0,   0,   0,   0, 0, 0, 0, 'h',  'i'};
   CHECK_EQ(bytes.size(), sizeof expected);
   CHECK(std::memcmp(bytes.data(), expected, sizeof expected) == 0);
 }
@@ -345,7 +346,7 @@ TEST(control_bytes_that_no_member_sends_are_refused) {
   kind[4] = 4;
   std::string length = sound;
   length[7] = 9;  // 2304 bytes of text
-  CHECK(decoding_raises(std::string(24, 'x')));
+  CHECK(decoding_raises(std::string(32, 'x')));
   CHECK(decoding_raises("cmt1" + sound.substr(4)));
   CHECK(decoding_raises(kind));
   CHECK(decoding_raises(length));

@@ -211,6 +211,7 @@ class Calls:
     def _bind(self, key: tuple[Collective, str, int], limit: float) -> _core.Executor:
         collective, name, root = key
         with self._binding:
+            self._prepare(limit)
             plan = plans.build(collective, name, self.size, root)
             report = plans.prove(plan)
             settled = report is not None and report.settled[self.rank]
@@ -220,6 +221,14 @@ class Calls:
             executor = self._runner.engine.bind(mine, plans.tile_bytes(plan))
             self._bound[key] = executor
             return executor
+
+    def _prepare(self, limit: float) -> None:
+        """The first plan of a group in shared memory: see to outboxes and to the compiled calls."""
+        if self._wiring.place == "memory" and self._fast is None:
+            self._wiring.share(limit, self._runner.check)
+            self._share_memory()
+
+    # ---- shared memory ----
 
     def _forget_plans(self) -> None:
         """Bind every plan anew at its next use; all ranks call this between the same operations."""

@@ -156,6 +156,8 @@ class Exchanges(Calls):
         shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple(map(int, shape))
         found = np.dtype(dtype)
         self._runner.check()
+        with self._binding:
+            self._prepare(self.timeout)
         if self._shared is None or 0 in shape:
             return np.empty(shape, found)
         array = self._shared.place(shape, found, self._gathered)

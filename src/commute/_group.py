@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from commute._errors import CommuteError
 from commute._exchanges import Exchanges
+from commute._family import Family, Identity
 from commute._handle import Handle
 from commute._messages import Messages
+from commute._persistent import PersistentCalls
+from commute._ranks import Ranks
 from commute._reductions import OpLike
 from commute._runner import Runner
 from commute._wiring import Wiring
@@ -36,7 +39,7 @@ _log = logging.getLogger("commute")
 LEAVE_SECONDS: Final = 30.0
 
 
-class Group(Exchanges, Messages):
+class Group(Ranks, Exchanges, Messages, PersistentCalls):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.
@@ -46,8 +49,12 @@ class Group(Exchanges, Messages):
     ...     world.allreduce(numpy.arange(3.0))
     array([0., 1., 2.])
 
+    A group of some of its ranks is made by `group`, by `split`, or from two groups by `|`, `&` and
+    `-`. It has its own links and its own order of calls; several may work at once, from several
+    threads.
+
     Attributes:
-        rank, size: my place, and how many there are.
+        rank, size: my place, and how many there are; -1 in a group that this process is not in.
         local_rank, local_size: the same among the ranks of this host.
         host: the name of this host.
         timeout: seconds after which an operation is given up, unless the call says otherwise.
@@ -64,18 +71,24 @@ class Group(Exchanges, Messages):
         local_size: int = 1,
         host: str = "localhost",
         timeout: float = 1800.0,
+        family: Family | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        super().__init__(runner, wiring, rank=rank, size=size, timeout=timeout)
-        self.local_rank = local_rank
-        self.local_size = local_size
-        self.host = host
+        super().__init__(
+            runner,
+            wiring,
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            host=host,
+            timeout=timeout,
+            family=family,
+            identity=identity,
+        )
         self._stores: list[Store] = []
         self._store_links: StoreLinks | None = None  # to the servers, which all stores share
         self._opening_store = threading.Lock()
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._runner.closed else ""
-        return f"<Group rank {self.rank} of {self.size} on {self.host}{state}>"
 
     # ---- collectives ----
 
@@ -287,6 +300,7 @@ class Group(Exchanges, Messages):
     def close(self) -> None:
         """Leave: local, bounded and idempotent. Operations that are under way here are given up.
 
+        The world closes its groups with it.
         A rank that started servers waits for their end, that is until the last worker has left.
         """
         self._close("")
@@ -314,6 +328,9 @@ class Group(Exchanges, Messages):
         if links is not None and not failed and links.usable:
             self._leave_stores()
         self._runner.close(failed)
+        self._family.remove(self._runner)
+        if self._identity.parent is None:
+            self._family.close()
         self._wiring.close()
         if links is not None:
             links.close(well=not failed)

@@ -112,7 +112,7 @@ def _alone(place: Place, name: str, settings: Settings) -> Group:
     engine = _core.Engine(0, 1, 0, 1)
     host = os.uname().nodename
     runner = Runner(
-        engine,
+        lambda: engine,
         0,
         [Peer(0, host, os.getpid())],
         records=(settings.records, f"commute-alone-rank0-{os.getpid()}"),
@@ -130,5 +130,7 @@ def _alone(place: Place, name: str, settings: Settings) -> Group:
             raise JoinError("servers were asked for; start this program with `commute run -n 1`")
         return gather(group, Invitation(place.coordinator, place.token, place.run, name, settings))
 
-    wiring = ReadyWiring("loopback", stores)
+    wiring = ReadyWiring(
+        "loopback", stores, lambda identity, rank: _core.Engine(rank, 1, identity.tag, 1)
+    )
     return Group(runner, wiring, rank=0, size=1, host=host, timeout=settings.timeout)

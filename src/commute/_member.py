@@ -14,7 +14,6 @@ import errno
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,14 @@ from numpy.typing import NDArray
 
 from commute import _core
 from commute._cores import usable_cores
+from commute._family import Identity
 from commute._group import Group
+from commute._part import Links, Parts, Surroundings, part_of
 from commute._runner import Peer, Runner
 from commute._settings import Settings
 from commute._shared_arrays import room_bytes
+from commute._wiring import Part
 from commute.cluster.addresses import is_loopback
-from commute.cluster.auth import Purpose
 from commute.cluster.connector import Connector
 from commute.cluster.environment import Place
 from commute.cluster.join import Membership, join
@@ -70,19 +71,21 @@ def _assemble(membership: Membership, connector: Connector, invitation: Invitati
     meeting = 2 * membership.epoch
     engine = _core.Engine(membership.rank, membership.size, 0, meeting)
     # With fewer cores than ranks, whoever spins keeps the one it waits for from running.
-    engine.may_spin(usable_cores() >= membership.local_size)
-    health = _core.watch(engine, membership.rank, settings.peer_timeout)
+    may_spin = usable_cores() >= membership.local_size
+    engine.may_spin(may_spin)
+    health, groups = _core.watch(engine, membership.rank, settings.peer_timeout)
     health.add(membership.coordinator_fd, -1)
     name = f"commute-{membership.run}-{membership.name}-rank{membership.rank}-{os.getpid()}"
     runner = Runner(
-        engine,
+        lambda: engine,
         membership.rank,
         [Peer(member.rank, member.host, member.pid) for member in membership.members],
         health=health,
         records=(settings.records, name.replace("/", "_")),
     )
-    place = "loopback" if _on_one_host(membership) else "tcp"
-    wiring = MemberWiring(engine, health, connector, place, invitation)
+    # All ranks see the same addresses, so all agree.
+    place = "loopback" if len(_on_loopback(membership)) == membership.size else "tcp"
+    wiring = MemberWiring(engine, health, connector, place, invitation, membership.size)
     group = Group(
         runner,
         wiring,
@@ -96,6 +99,14 @@ def _assemble(membership: Membership, connector: Connector, invitation: Invitati
     try:
         near = _meet_in_memory(group, engine, connector, wanted=settings.shared_memory)
         wiring.near = near.of(group.rank)
+        around = Surroundings(
+            rank=group.rank,
+            epoch=meeting + 1,
+            may_spin=may_spin,
+            near=tuple(near.of(rank) for rank in range(group.size)),
+            on_loopback=_on_loopback(membership),
+        )
+        wiring.parts = Parts(around, connector, health, groups)
         if near.all_together:
             group._share_memory()
         if group.rank == 0 and near.trouble:
@@ -189,21 +200,22 @@ def _no_memory_between(apart: list[tuple[int, int]]) -> str:
     )
 
 
-def _on_one_host(membership: Membership) -> bool:
-    """Whether all links are within a host; all ranks see the same addresses, so all agree."""
-    addresses = [address for member in membership.members for address, _ in member.addresses]
-    return all(is_loopback(address) for address in addresses)
+def _on_loopback(membership: Membership) -> frozenset[int]:
+    """The ranks that can be reached within their host only."""
+    return frozenset(
+        member.rank
+        for member in membership.members
+        if all(is_loopback(address) for address, _ in member.addresses)
+    )
 
 
-_SHARED = {Purpose.COLLECTIVE: Purpose.SHARED_COLLECTIVE, Purpose.PAIR: Purpose.SHARED_PAIR}
-
-
-class MemberWiring:
+class MemberWiring(Links):
     """Links through a connector; each peer's control link goes to the health thread.
 
     Attributes:
-        near: the ranks to which links go through shared memory. Until it is set, to find out, ranks
-            talk over TCP; the plans and links of that time are let go.
+        near: as in Links. Until it is set, to find out, ranks talk over TCP; the plans and links of
+            that time are let go.
+        parts: what groups that are made of the world have; set when it has started.
     """
 
     def __init__(
@@ -213,53 +225,25 @@ class MemberWiring:
         connector: Connector,
         place: str,
         invitation: Invitation,
+        size: int,
     ) -> None:
+        super().__init__(connector, lambda: engine, range(size))
         self.place = place
         self._invitation = invitation
-        self.near: frozenset[int] = frozenset()
-        self._engine = engine
-        self._connector = connector
-        self._opened: set[tuple[int, Purpose]] = set()
-        self._lock = threading.Lock()
+        self.parts: Parts | None = None
         connector.on_control(health.add)
 
-    def link(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
-        self._open(peer, Purpose.COLLECTIVE, timeout, check)
-
-    def pair(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
-        self._open(peer, Purpose.PAIR, timeout, check)
-
-    def _open(self, peer: int, purpose: Purpose, timeout: float, check: Callable[[], None]) -> None:
-        through = _SHARED[purpose] if peer in self.near else purpose
-        if (peer, through) in self._opened:
-            return
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            if (peer, through) in self._opened:  # another thread was quicker
-                return
-            # The control link first: from here on the peer's death is noticed.
-            self._connector.connect_control(peer, deadline, check)
-            self._add(peer, purpose, through, deadline, check)
-            self._opened.add((peer, through))
-
-    def _add(
-        self,
-        peer: int,
-        purpose: Purpose,
-        through: Purpose,
-        deadline: float,
-        check: Callable[[], None],
-    ) -> None:
-        pair = purpose is Purpose.PAIR
-        if through is purpose:
-            add = self._engine.add_tcp_pair_link if pair else self._engine.add_tcp_link
-            add(peer, self._connector.connect(peer, purpose, deadline, check))
-            return
-        found = self._connector.connect_shared(peer, through, deadline, check)
-        self._engine.add_shared_link(peer, found.socket, found.segment, found.dialled, pair)
+    def share(self, timeout: float, check: Callable[[], None]) -> None:
+        return None  # done when the world started
 
     def stores(self, group: Group) -> StoreLinks:
         return gather(group, self._invitation)
 
+    def part(self, identity: Identity, rank: int) -> Part:
+        assert self.parts is not None
+        return part_of(self.parts, identity, rank)
+
     def close(self) -> None:
         self._connector.close()
+        if self.parts is not None:
+            self.parts.close()

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from commute import _core
 from commute._errors import (
@@ -40,6 +43,7 @@ LINGER_SECONDS: Final = 3.0
 MISMATCH, TIMEOUT, INTERRUPTED, PEER_LOST, PROTOCOL, CLOSED = range(1, 7)
 
 _log = logging.getLogger("commute")
+_numbers = count(1)  # of groups in this process, for the names of files
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,39 @@ class Peer:
         return f"rank {self.rank}" + (f" ({' '.join(where)})" if where else "")
 
 
+class Watcher(Protocol):
+    """What hears of the other ranks, and tells them of this one."""
+
+    def silent_for(self, rank: int) -> float:
+        """Seconds since the last word of a rank; negative when nobody listens to it."""
+
+    def close(self, failed: bool, why: str, linger_seconds: float) -> None:
+        """Say goodbye."""
+
+
 class Runner:
-    """The engine of one group and what it takes to wait for it."""
+    """The engine of one group and what it takes to wait for it.
+
+    Args:
+        open_engine: gives the engine; asked once, at its first use.
+        group: what the group is called, for messages; empty for the world.
+    """
 
     def __init__(
         self,
-        engine: _core.Engine,
+        open_engine: Callable[[], _core.Engine],
         rank: int,
         peers: Sequence[Peer],
         *,
-        health: _core.Health | None = None,
+        health: Watcher | None = None,
         records: tuple[str | None, str] = (None, "commute"),
+        group: str = "",
     ) -> None:
-        self.engine = engine
+        self._open_engine = open_engine
+        self._opening = threading.Lock()
         self._rank = rank
-        self._peers = tuple(peers)
+        self.peers = tuple(peers)
+        self._group = group
         self._health = health
         self._records = records  # directory and name of the recorder's dump
         self._dumped: Path | None = None
@@ -78,13 +100,38 @@ class Runner:
         self._pending: deque[tuple[_core.Operation, Any]] = deque()
         self.closed = False
 
+    @cached_property
+    def engine(self) -> _core.Engine:
+        with self._opening:  # several threads may be the first
+            if "engine" not in self.__dict__:
+                self.__dict__["engine"] = self._open_engine()
+            return self.engine
+
+    def beside(
+        self,
+        open_engine: Callable[[], _core.Engine],
+        rank: int,
+        peers: Sequence[Peer],
+        health: Watcher | None,
+        group: str,
+    ) -> Runner:
+        """A runner for another group of the same world."""
+        folder, name = self._records
+        number = next(_numbers)  # so that no two groups dump into one file
+        records = (folder, f"{name}-group{number}")
+        return Runner(open_engine, rank, peers, health=health, records=records, group=group)
+
     def check(self) -> None:
         """Raise if the group cannot be used any more."""
+        self.check_open()
+        if self.engine.failure is not None:
+            raise self.failure(self.engine.failure, "")
+
+    def check_open(self) -> None:
+        """Raise if the group is closed, or another process's."""
         self._check_process()
         if self.closed:
             raise ClosedError("the group is closed; make a new one with commute.init()")
-        if self.engine.failure is not None:
-            raise self.failure(self.engine.failure, "")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -103,6 +150,10 @@ class Runner:
             raise self.failure(error.args, "") from None
         self._pending.append((operation, keep))
         return operation
+
+    def park(self, operation: _core.Operation, keep: Any) -> None:
+        """Keep what an operation uses that nobody will wait for."""
+        self._pending.append((operation, keep))
 
     def finish(self, operation: _core.Operation, timeout: float | None = None) -> None:
         """Wait until the operation has finished; raise what went wrong."""
@@ -129,8 +180,9 @@ class Runner:
                 if now >= next_line:
                     next_line += SLOW_SECONDS
                     _log.warning(
-                        "rank %d: %s has been waiting for %.0f s%s",
+                        "rank %d%s: %s has been waiting for %.0f s%s",
                         self._rank,
+                        f" of {self._group}" if self._group else "",
                         _describe(operation),
                         now - begun,
                         self._waiting_for(),
@@ -156,13 +208,15 @@ class Runner:
         for rank in self.engine.waiting_for:
             heard = self._health.silent_for(rank) if self._health is not None else -1.0
             said = f", last heard {heard:.1f} s ago" if heard >= 0 else ""
-            named.append(f"{self._peers[rank]}{said}")
+            named.append(f"{self.peers[rank]}{said}")
         return ", waiting for " + "; ".join(named) if named else ""
 
     def failure(self, failure: Sequence[Any], doing: str) -> CommuteError:
         """The exception for what the core reports; the recorder is dumped with the first one."""
         code, rank, by, operation, text = failure
         error = self._error(code, rank, by, operation, text, doing)
+        if self._group:
+            error.add_note(f"ranks are those in {self._group} of the world")
         if code != CLOSED:
             self._note_records(error)
         return error
@@ -179,7 +233,7 @@ class Runner:
             return AbandonedError(text, rank=by, operation=number, cause=text)
         if code == CLOSED:
             return ClosedError("the group was closed while this call waited")
-        peer = self._peers[rank] if 0 <= rank < len(self._peers) else Peer(rank)
+        peer = self.peers[rank] if 0 <= rank < len(self.peers) else Peer(rank)
         return PeerLostError(
             rank=rank, host=peer.host, pid=peer.pid, last_operation=doing, cause=text
         )
@@ -205,7 +259,8 @@ class Runner:
         self.closed = True
         if self._health is not None:
             self._health.close(bool(failed), failed, GOODBYE_SECONDS)
-        self.engine.close(LINGER_SECONDS)
+        if "engine" in self.__dict__:
+            self.engine.close(LINGER_SECONDS)
         self._pending.clear()
 
 

@@ -3,16 +3,22 @@
 
 A group asks for links to the peers of a plan before it first runs it. Between
 processes they are dialled or awaited then (_member); between threads they are there from the
-beginning. Its first store asks for links to the servers.
+beginning. Its first store asks for links to the servers. A group that is made of another has a
+wiring of its own, which the world's gives out, and an engine that is made when it is first used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from commute._errors import CommuteError
 
 if TYPE_CHECKING:
+    from commute import _core
+    from commute._family import Identity
     from commute._group import Group
+    from commute._runner import Watcher
     from commute.store.links import StoreLinks
 
 
@@ -27,10 +33,28 @@ class Wiring(Protocol):
     def pair(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
         """Make sure that send and recv can talk to this peer."""
 
+    def share(self, timeout: float, check: Callable[[], None]) -> None:
+        """Make sure that all ranks can read each other's outboxes, where the place is memory."""
+
     def stores(self, group: Group) -> StoreLinks:
         """Start or find the servers of the group's stores; all ranks call this."""
 
+    def part(self, identity: Identity, rank: int) -> Part:
+        """What a group of the world needs; local. rank: this process's in it, or -1."""
+
     def close(self) -> None: ...
+
+
+class Part(NamedTuple):
+    """What a group that is made of the world needs of the network.
+
+    Attributes:
+        open: gives its engine; asked once.
+    """
+
+    open: Callable[[], _core.Engine]
+    wiring: Wiring
+    health: Watcher | None
 
 
 class ReadyWiring:
@@ -38,14 +62,29 @@ class ReadyWiring:
 
     Args:
         stores: makes the links to the servers of the group's stores.
+        open_part: gives the engine of a group that is made of the world, for a rank of it.
     """
 
-    def __init__(self, place: str, stores: Callable[[Group], StoreLinks]) -> None:
+    def __init__(
+        self,
+        place: str,
+        stores: Callable[[Group], StoreLinks],
+        open_part: Callable[[Identity, int], _core.Engine],
+    ) -> None:
         self.place = place
         self._stores = stores
+        self._open_part = open_part
 
     def stores(self, group: Group) -> StoreLinks:
         return self._stores(group)
+
+    def part(self, identity: Identity, rank: int) -> Part:
+        place = self.place if len(identity.ranks) > 1 else "loopback"
+        wiring = ReadyWiring(place, no_stores, self._open_part)
+        return Part(lambda: self._open_part(identity, rank), wiring, None)
+
+    def share(self, timeout: float, check: Callable[[], None]) -> None:
+        return None
 
     def link(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
         return None
@@ -55,3 +94,11 @@ class ReadyWiring:
 
     def close(self) -> None:
         return None
+
+
+def no_stores(group: Group) -> StoreLinks:
+    """Stores are the whole world's."""
+    raise CommuteError(
+        f"a store belongs to the world, and rank {group.rank} asked for one of {group!r}; call"
+        " store() on what commute.init() returned"
+    )

@@ -68,6 +68,11 @@ def test_one_rank_without_shared_memory(job, tmp_path):
     assert "ranks 1, 2 have no memory to share (File too large); TCP is used" in ended.err
 
 
+def test_persistent_operations(run):
+    """Thousands of starts of the same operations, waited for in any order."""
+    run(3, "persistent")
+
+
 def test_eight_ranks_on_few_cores(run):
     run(8, "crowded")
 

@@ -103,6 +103,19 @@ def test_two_hosts_random_operations(on_both):
     assert sum(each.out.count("soak ok on") for each in ended) == 4
 
 
+def test_groups_on_two_hosts(on_both):
+    """A group within a host works in shared memory, others by links; all against NumPy."""
+    ended = [each.wait() for each in on_both(f"10.213.7.1:{PORT}", "groups.py", "places")]
+
+    assert [each.code for each in ended] == [0, 0], [each.out + each.err for each in ended]
+    text = "".join(each.out for each in ended)
+    told = [json.loads(found) for found in re.findall(r"said (\{.*\})$", text, re.M)]
+    assert sorted(line["me"] for line in told) == [0, 1, 2, 3]
+    for line in told:
+        assert line["places"]["half"] == "memory"
+        assert line["places"]["(3, 2, 1, 0)"] == "tcp"
+
+
 def test_a_store_on_two_hosts(on_both):
     """One server per host, started there; shared memory to the one, TCP to the other."""
     ended = [each.wait() for each in on_both(f"10.213.7.1:{PORT}", "store.py", "rounds", "20")]

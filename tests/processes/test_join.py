@@ -139,7 +139,7 @@ def test_two_worlds_at_once(serving: Serving) -> None:
         with ControlLink(other[0][0]) as control:
             control.socket.sendall(encode(Frame(Kind.BEAT)))
             fds.append(other[1][1].connect(0, 1, soon()))
-            assert control.socket.recv(24) == encode(Frame(Kind.BEAT))
+            assert control.socket.recv(32) == encode(Frame(Kind.BEAT))
         for fd in fds:
             os.close(fd)
 

@@ -32,6 +32,7 @@ LAYERS = {
     "_reductions": {*GROUND, "_arrays"},
     "_shared_arrays": {*GROUND, "_arrays"},
     "_runner": PARTS,
+    "_family": set[str](),
     "_wiring": {*PARTS, "_runner"},
     "_handle": {*PARTS, "_runner"},
     "_fast": {*PARTS, "_arrays", "_runner"},
@@ -60,10 +61,13 @@ LAYERS = {
         "_runner",
         "_scatter_gather",
     },
-    "_group": {*PARTS, "_exchanges", "_messages", "_reductions", "_runner", "_wiring", "_handle"}
-    | {"store"},
+    "_persistent": {*PARTS, "_calls", "_handle", "_reductions", "_runner"},
+    "_ranks": {*PARTS, "_calls", "_family", "_runner", "_wiring"},
+    "_group": {*PARTS, "_exchanges", "_family", "_handle", "_messages", "_persistent", "_ranks"}
+    | {"_reductions", "_runner", "_wiring", "store"},
+    "_part": {*PARTS, "_family", "_runner", "_shared_arrays", "_wiring"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_shared_arrays", "_wiring", "_group"}
-    | {"store"},
+    | {"_family", "_part", "store"},
     "_init": {*PARTS, "_settings", "_runner", "_wiring", "_group", "_member", "store"},
     "learn": {*PARTS, "_cores", "_settings", "_runner", "_wiring", "_group", "_member", "store"}
     | {"_init"},

@@ -6,15 +6,15 @@ Fixed sizes, little endian; nothing else is read before it has passed:
     acceptor -> dialer   greeting, 40 bytes: magic "commute1" | nonce 32
     dialer -> acceptor   introduction, 160 bytes:
                          magic "commute1" | nonce 32 | role u1 | purpose u1 | rank i4 | target i4
-                         | epoch u4 | run 32, padded with zeros | proof 32 | zeros 42
+                         | epoch u4 | group u8 | run 32, padded with zeros | proof 32 | zeros 34
     acceptor -> dialer   proof, 32 bytes
 
     proof = HMAC-SHA256(token, label | greeting | introduction up to its proof)
     with the label "commute1 dialer" or "commute1 acceptor", each followed by a zero byte
 
 What a proof binds: both nonces are fresh, so a recorded handshake is worth nothing; the labels
-differ, so a proof cannot be reflected; run, role, purpose, rank and target are inside, so an
-introduction to one process of one job opens nothing else. The traffic that follows is neither
+differ, so a proof cannot be reflected; run, role, purpose, rank, target and group are inside, so
+an introduction to one process of one job opens nothing else. The traffic that follows is neither
 encrypted nor signed: whoever can change packets on the way is not kept out (see SECURITY.md).
 
 A failure tells the other end nothing but a closed connection.
@@ -68,7 +68,7 @@ INTRODUCTION_BYTES: Final = 160
 RUN_BYTES_MAX: Final = 32
 TOKEN_CHARACTERS: Final = 64
 
-_CLAIMS: Final = struct.Struct("<8s32sBBiiI32s")
+_CLAIMS: Final = struct.Struct("<8s32sBBiiIQ32s")
 _DIALER: Final = b"commute1 dialer\0"
 _ACCEPTOR: Final = b"commute1 acceptor\0"
 _TOKEN_FILE_BYTES_MAX: Final = 4096
@@ -122,7 +122,10 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a dialer claims and proves: target is the rank dialled, -1 for the coordinator."""
+    """What a dialer claims and proves: target is the rank dialled, -1 for the coordinator.
+
+    group: the id of the group of the world that the link is for, 0 for the world itself.
+    """
 
     role: Role
     purpose: Purpose
@@ -130,6 +133,7 @@ class Introduction:
     target: int
     epoch: int
     run: str
+    group: int = 0
 
 
 def mint_token() -> str:
@@ -245,6 +249,7 @@ def introduce(key: bytes, greeting: bytes, introduction: Introduction) -> bytes:
         introduction.rank,
         introduction.target,
         introduction.epoch,
+        introduction.group,
         check_run(introduction.run),
     )
     return (claims + _prove(key, _DIALER, greeting, claims)).ljust(INTRODUCTION_BYTES, b"\0")
@@ -256,14 +261,14 @@ def verify_introduction(key: bytes, run: str, greeting: bytes, received: bytes) 
     # The proof comes first: no claim is looked at, and no difference shows, before it holds.
     if not hmac.compare_digest(proof, _prove(key, _DIALER, greeting, claims)):
         raise HandshakeError("the dialer does not hold the token")
-    magic, _, role, purpose, rank, target, epoch, run_bytes = _CLAIMS.unpack(claims)
+    magic, _, role, purpose, rank, target, epoch, group, run_bytes = _CLAIMS.unpack(claims)
     if magic != MAGIC or any(received[_CLAIMS.size + PROOF_BYTES :]):
         raise HandshakeError("malformed introduction")
     if run_bytes.rstrip(b"\0") != run.encode():
         raise HandshakeError(f"the dialer belongs to another run than {run!r}")
     if role not in set(Role) or purpose not in set(Purpose):
         raise HandshakeError(f"unknown role {role} or purpose {purpose}")
-    return Introduction(Role(role), Purpose(purpose), rank, target, epoch, run)
+    return Introduction(Role(role), Purpose(purpose), rank, target, epoch, run, group)
 
 
 def acceptor_proof(key: bytes, greeting: bytes, received: bytes) -> bytes:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links to the other members of a world: a listener and a dialer on a thread of their own.
 
-A link is known by (peer, purpose) and opened at first use; either side may dial. After the
+A link is known by (peer, purpose, group) and opened at first use; either side may dial. It is
+accepted whether or not this member has made that group yet: it waits here until it has. After the
 handshake the acceptor answers one status byte:
 
     1 ACCEPTED   this connection is the link
@@ -37,13 +38,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import functools
-import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from commute._errors import (
@@ -64,8 +63,15 @@ from commute.cluster.auth import (
 from commute.cluster.channels import STORE_PURPOSES, Channels, Connected
 from commute.cluster.control import Member
 from commute.cluster.gate import HANDSHAKE_SECONDS, Gate, describe_failure, dial, listen
+from commute.cluster.link import NO_SEGMENT, Link, State, close_segment
 from commute.cluster.loop import LoopThread
-from commute.cluster.neighbours import SHARED_PURPOSES, Attach, Neighbours, pass_descriptors
+from commute.cluster.neighbours import (
+    SHARED_PURPOSES,
+    Attach,
+    Neighbours,
+    OutboxOf,
+    pass_descriptors,
+)
 
 __all__ = ["Connector"]
 
@@ -78,57 +84,11 @@ YIELD_SECONDS: Final = 2.0
 _LINK_PURPOSES: Final = (
     SHARED_PURPOSES | {Purpose.COLLECTIVE, Purpose.PAIR, Purpose.CONTROL}
 ) - STORE_PURPOSES
-_NO_SEGMENT: Final = -1
 _T = TypeVar("_T")
+# The peer, what for, and the id of the group, 0 for the world.
+_Key = tuple[int, Purpose, int]
 # dial(introduction, on_connected=...) makes one attempt.
 _Dial = Callable[..., Awaitable[socket.socket]]
-
-
-class _State(enum.Enum):
-    ABSENT = "absent"
-    DIALLING = "dialling"
-    INTRODUCED = "introduced"
-    READY = "ready"
-    TAKEN = "taken"
-
-
-class _Link:
-    """One link, as the loop thread sees it; `ready` is set while connection is."""
-
-    def __init__(self) -> None:
-        self.state = _State.ABSENT
-        self.connection: socket.socket | None = None
-        self.segment = _NO_SEGMENT
-        self.dialled = False  # we dialled the connection that made the link
-        self.ready = asyncio.Event()
-        # A call that was interrupted takes a moment to let go; the next one waits for it.
-        self.opening = asyncio.Lock()
-        self.failure = "no attempt was made"
-
-    def settle(self, connection: socket.socket, segment: int, *, dialled: bool) -> None:
-        assert self.connection is None
-        self.connection = connection
-        self.segment = segment
-        self.dialled = dialled
-        self.state = _State.READY
-        self.ready.set()
-
-    def take(self) -> Connected:
-        if self.connection is None:
-            raise ValueError("the link is taken already")
-        connected = Connected(self.connection.detach(), self.segment, self.dialled)
-        self.connection, self.segment = None, _NO_SEGMENT
-        self.state = _State.TAKEN
-        return connected
-
-    def drop(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        _close_segment(self.segment)
-        self.connection, self.segment = None, _NO_SEGMENT
-        self.dialled = False
-        self.state = _State.ABSENT
-        self.ready.clear()
 
 
 class Connector:
@@ -144,7 +104,8 @@ class Connector:
         self._key = check_token(token)
         self._members: dict[int, Member] = {}
         self._epoch = 0
-        self._links: dict[tuple[int, Purpose], _Link] = {}
+        self._links: dict[_Key, Link] = {}
+        self._closed_groups: set[int] = set()
         self._gate: Gate | None = None
         self._neighbours: Neighbours | None = None
         self._make_segment: Callable[[], int] | None = None
@@ -233,6 +194,7 @@ class Connector:
         purpose: int,
         deadline: float,
         check: Callable[[], None] | None = None,
+        group: int = 0,
     ) -> int:
         """The descriptor of the link to a peer: connected, authenticated, non-blocking.
 
@@ -250,7 +212,7 @@ class Connector:
         """
         if purpose in SHARED_PURPOSES:
             raise ValueError(f"purpose {purpose} is for links through shared memory")
-        return self._connect(peer, Purpose(purpose), deadline, check).socket
+        return self._connect((peer, Purpose(purpose), group), deadline, check).socket
 
     def connect_shared(
         self,
@@ -258,29 +220,29 @@ class Connector:
         purpose: Purpose,
         deadline: float,
         check: Callable[[], None] | None = None,
+        group: int = 0,
     ) -> Connected:
         """As `connect`, to a neighbour, with the memory of the link.
 
         Args:
             purpose: one of SHARED_PURPOSES.
         """
-        return self._connect(peer, purpose, deadline, check)
+        return self._connect((peer, purpose, group), deadline, check)
 
-    def _connect(
-        self, peer: int, purpose: Purpose, deadline: float, check: Callable[[], None] | None
-    ) -> Connected:
+    def _connect(self, key: _Key, deadline: float, check: Callable[[], None] | None) -> Connected:
+        peer, purpose, _ = key
         if peer == self._rank or peer not in self._members:
             raise ValueError(
                 f"rank {peer} is no other member of this world of {len(self._members)}"
             )
-        key = (peer, purpose)
         if purpose not in _LINK_PURPOSES:
             raise ValueError(f"purpose {purpose} is not for links between members")
         self.run(self._open(key, deadline), check=check)
         with self._lock:
-            if self._thread.closed:
+            link = self._links.get(key)
+            if self._thread.closed or link is None:
                 raise ClosedError("the group was closed while this call waited")
-            return self._links[key].take()
+            return link.take()
 
     def on_control(self, take: Callable[[int, int], None]) -> None:
         """From now on every control link goes to take(descriptor, peer) as soon as it is there.
@@ -295,7 +257,7 @@ class Connector:
         self, peer: int, deadline: float, check: Callable[[], None] | None = None
     ) -> None:
         """Make sure that there is a control link to a peer; it goes where `on_control` says."""
-        self.run(self._open((peer, Purpose.CONTROL), deadline), check=check)
+        self.run(self._open((peer, Purpose.CONTROL, 0), deadline), check=check)
 
     def on_channel(self, take: Callable[[int, int, int, int], None], shards: range) -> None:
         """Channels to these shards go to take(shard, socket, segment, rank), which owns both."""
@@ -314,9 +276,45 @@ class Connector:
         """
         return self.run(self._channels.open(self._members[peer], shard, deadline, make_segment))
 
+    def on_group(self, outbox_of: OutboxOf) -> None:
+        """From now on neighbours that open a group get what outbox_of(group, ranks) gives."""
+        if self._neighbours is not None:
+            self._loop.call_soon_threadsafe(self._neighbours.open_groups, outbox_of)
+
+    def meet_in_group(
+        self,
+        peer: int,
+        group: int,
+        ranks: Sequence[int],
+        deadline: float,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Exchange outboxes of a group with a neighbour, whether or not it has made the group yet.
+
+        Args:
+            ranks: of the group's members, in its order.
+
+        Raises:
+            OperationTimeoutError, CommuteError: it did not answer, or has no memory left.
+        """
+        assert self._neighbours is not None
+        meeting = self._neighbours.meet_in_group(self._members[peer], group, ranks, deadline)
+        self.run(meeting, check=check)
+
+    def forget_group(self, group: int) -> None:
+        """Drop the links of a group that was closed, and refuse new ones."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all links
+            self._loop.call_soon_threadsafe(self._forget_group, group)
+
+    def _forget_group(self, group: int) -> None:
+        self._closed_groups.add(group)
+        with self._lock:
+            for key in [key for key in self._links if key[2] == group]:
+                self._links.pop(key).drop()
+
     def _pass_control(self) -> None:
-        for (peer, purpose), link in self._links.items():
-            if purpose is Purpose.CONTROL and link.state is _State.READY and self._take_control:
+        for (peer, purpose, _), link in self._links.items():
+            if purpose is Purpose.CONTROL and link.state is State.READY and self._take_control:
                 with self._lock:
                     self._take_control(link.take().socket, peer)
 
@@ -338,7 +336,7 @@ class Connector:
     # The peer dials
 
     async def _admit(
-        self, connection: socket.socket, introduction: Introduction, segment: int = _NO_SEGMENT
+        self, connection: socket.socket, introduction: Introduction, segment: int = NO_SEGMENT
     ) -> None:
         """Decide on a peer's dial; raising HandshakeError refuses it."""
         if introduction.purpose in STORE_PURPOSES:
@@ -351,14 +349,14 @@ class Connector:
             # A peer may have heard of the world before we have.
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await self._formed.wait()
-            link = self._link_of(introduction, shared=segment != _NO_SEGMENT)
+            link = self._link_of(introduction, shared=segment != NO_SEGMENT)
             with self._lock:
                 status = self._decide(link, introduction.rank)
                 if status == ACCEPTED:
                     link.settle(connection, segment, dialled=False)
         finally:
             if status != ACCEPTED:
-                _close_segment(segment)
+                close_segment(segment)
         # One byte into an empty socket buffer: this does not wait.
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, status)
@@ -366,7 +364,7 @@ class Connector:
             connection.close()
         self._pass_control()
 
-    def _link_of(self, introduction: Introduction, *, shared: bool) -> _Link:
+    def _link_of(self, introduction: Introduction, *, shared: bool) -> Link:
         known = introduction.purpose in _LINK_PURPOSES
         if (
             introduction.role is not Role.MEMBER
@@ -375,7 +373,9 @@ class Connector:
         ):
             raise HandshakeError(f"purpose {introduction.purpose:d} is not for members")
         self._check_introduction(introduction)
-        return self._link((introduction.rank, introduction.purpose))
+        if introduction.group in self._closed_groups:
+            raise HandshakeError("that group is closed")
+        return self._link((introduction.rank, introduction.purpose, introduction.group))
 
     def _check_introduction(self, introduction: Introduction) -> None:
         if introduction.role is not Role.MEMBER:
@@ -387,26 +387,26 @@ class Connector:
         if introduction.rank == self._rank or introduction.rank not in self._members:
             raise HandshakeError(f"rank {introduction.rank} is no other member")
 
-    def _decide(self, link: _Link, peer: int) -> bytes:
-        if link.state is _State.READY and _is_dead(link.connection):
+    def _decide(self, link: Link, peer: int) -> bytes:
+        if link.state is State.READY and link.dead:
             link.drop()
-        if self._rank > peer and (link.state is _State.INTRODUCED or link.dialled):
+        if self._rank > peer and (link.state is State.INTRODUCED or link.dialled):
             return YIELD
-        if link.state in (_State.READY, _State.TAKEN):
+        if link.state in (State.READY, State.TAKEN):
             raise HandshakeError(f"the link of rank {peer} exists already")
         return ACCEPTED
 
-    def _link(self, key: tuple[int, Purpose]) -> _Link:
-        return self._links.setdefault(key, _Link())
+    def _link(self, key: _Key) -> Link:
+        return self._links.setdefault(key, Link())
 
     # We dial
 
-    async def _open(self, key: tuple[int, Purpose], deadline: float) -> None:
+    async def _open(self, key: _Key, deadline: float) -> None:
         """Return once the link is ready; give up at the deadline."""
         link = self._link(key)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())), link.opening:
-                if link.state is _State.TAKEN:
+                if link.state is State.TAKEN:
                     if key[1] is Purpose.CONTROL:
                         return
                     name = key[1].name.lower()
@@ -416,7 +416,7 @@ class Connector:
         except TimeoutError:
             raise OperationTimeoutError(self._describe_failure(key, link)) from None
 
-    async def _until_ready(self, key: tuple[int, Purpose], link: _Link) -> None:
+    async def _until_ready(self, key: _Key, link: Link) -> None:
         pause = 0.02
         while not link.ready.is_set():
             attempt = asyncio.ensure_future(self._attempt(key, link))
@@ -434,21 +434,21 @@ class Connector:
                     await link.ready.wait()
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
-    async def _attempt(self, key: tuple[int, Purpose], link: _Link) -> bool:
+    async def _attempt(self, key: _Key, link: Link) -> bool:
         """Dial once, every address of the peer in turn; True when told to yield."""
-        peer, purpose = key
-        introduction = self._introduction(peer, purpose)
+        peer, purpose, group = key
+        introduction = self._introduction(peer, purpose, group)
 
         def connected() -> None:
             # The peer's dial may have come first, and this attempt not have been stopped yet.
-            if link.state is not _State.DIALLING:
+            if link.state is not State.DIALLING:
                 raise HandshakeError("the peer's dial came first")
-            link.state = _State.INTRODUCED
+            link.state = State.INTRODUCED
 
-        for where, dial_there in self._routes(key):
-            if link.state is not _State.ABSENT:
+        for where, dial_there in self._routes((peer, purpose)):
+            if link.state is not State.ABSENT:
                 break
-            link.state = _State.DIALLING
+            link.state = State.DIALLING
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     dialling = dial_there(introduction, on_connected=connected)
@@ -462,12 +462,12 @@ class Connector:
                 link.failure = f"{where}: {describe_failure(error)}"
             finally:
                 # Unless the link was settled meanwhile, there is no attempt any more.
-                if link.state in (_State.DIALLING, _State.INTRODUCED):
-                    link.state = _State.ABSENT
+                if link.state in (State.DIALLING, State.INTRODUCED):
+                    link.state = State.ABSENT
         return False
 
-    def _introduction(self, peer: int, purpose: Purpose) -> Introduction:
-        return Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run)
+    def _introduction(self, peer: int, purpose: Purpose, group: int = 0) -> Introduction:
+        return Introduction(Role.MEMBER, purpose, self._rank, peer, self._epoch, self._run, group)
 
     def _routes(self, key: tuple[int, Purpose]) -> list[tuple[str, _Dial]]:
         """Where a peer can be dialled, in words and in deed."""
@@ -480,15 +480,15 @@ class Connector:
             for host, port in member.addresses
         ]
 
-    async def _dial(self, link: _Link, dialling: Awaitable[socket.socket], *, shared: bool) -> bool:
+    async def _dial(self, link: Link, dialling: Awaitable[socket.socket], *, shared: bool) -> bool:
         connection = await dialling
-        segment = _NO_SEGMENT
+        segment = NO_SEGMENT
         try:
             if shared:
                 segment = self._new_segment()
                 pass_descriptors(connection, [segment])
             status = await read_exactly(connection, 1)
-            if status == ACCEPTED and link.state is _State.INTRODUCED:
+            if status == ACCEPTED and link.state is State.INTRODUCED:
                 with self._lock:
                     link.settle(connection, segment, dialled=True)
                 return False
@@ -511,7 +511,7 @@ class Connector:
                 " descriptors, or set COMMUTE_SHARED_MEMORY=0"
             ) from None
 
-    def _describe_failure(self, key: tuple[int, Purpose], link: _Link) -> str:
+    def _describe_failure(self, key: _Key, link: Link) -> str:
         member = self._members[key[0]]
         return (
             f"no link to rank {member.rank} (pid {member.pid} on {member.host}) before the"
@@ -527,12 +527,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 def _drop(connection: socket.socket, segment: int) -> None:
     connection.close()
-    _close_segment(segment)
-
-
-def _close_segment(segment: int) -> None:
-    if segment != _NO_SEGMENT:
-        os.close(segment)
+    close_segment(segment)
 
 
 def _impostor(peer: int, where: str) -> str:
@@ -540,15 +535,3 @@ def _impostor(peer: int, where: str) -> str:
         f"what listens on {where} is not rank {peer} of this job; check that"
         " the address it advertises is its own"
     )
-
-
-def _is_dead(connection: socket.socket | None) -> bool:
-    """Whether the other end of a link that nobody uses yet has closed it."""
-    if connection is None:
-        return True
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

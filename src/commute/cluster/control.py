@@ -11,8 +11,9 @@ First the join, once in each direction:
 
 After a Welcome the connection carries control frames only, both ways, little endian:
 
-    frame = magic "cmtc" | kind u1 | code u1 | text_bytes u2 | rank i4 | by i4 | op u8 | text
-    text is UTF-8 of text_bytes (at most 2048) bytes; the header has 24 bytes
+    frame = magic "cmtc" | kind u1 | code u1 | text_bytes u2 | rank i4 | by i4 | op u8 | group u8
+            | text
+    text is UTF-8 of text_bytes (at most 2048) bytes; the header has 32 bytes
 
     kind        rank            by              code                    op          text
     0 BEAT      -               -               0                       0           -
@@ -21,7 +22,9 @@ After a Welcome the connection carries control frames only, both ways, little en
     3 ABANDON   culprit or -1   who gave up     1 mismatch, 2 timeout,  the         full
                                                 3 interrupted,          operation   message
                                                 4 peer lost, 5 protocol
-    `by` is -1 when the coordinator says so itself. core/control.h holds the same grammar.
+    `by` is -1 when the coordinator says so itself. Ranks are those of the world; LEAVE and ABANDON
+    may be about one group of it, whose id is in `group`, else 0. core/control.h holds the same
+    grammar.
 
 Whatever does not fit the grammar raises ControlError, and the connection it came from is closed.
 """
@@ -63,7 +66,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"cmtc"
-HEADER: Final = struct.Struct("<4sBBHiiQ")
+HEADER: Final = struct.Struct("<4sBBHiiQQ")
 TEXT_BYTES_MAX: Final = 2048
 LENGTH_BYTES: Final = 4
 HELLO_BYTES_MAX: Final = 1 << 20
@@ -110,6 +113,7 @@ class Frame:
     by: int = -1
     op: int = 0
     text: str = ""
+    group: int = 0
 
 
 def encode(frame: Frame) -> bytes:
@@ -117,8 +121,12 @@ def encode(frame: Frame) -> bytes:
     text = frame.text.encode("utf-8", "replace")
     if len(text) > TEXT_BYTES_MAX:
         text = text[:TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()
-    header = HEADER.pack(MAGIC, frame.kind, frame.code, len(text), frame.rank, frame.by, frame.op)
-    return header + text
+    return (
+        HEADER.pack(
+            *(MAGIC, frame.kind, frame.code, len(text), frame.rank, frame.by, frame.op, frame.group)
+        )
+        + text
+    )
 
 
 class Decoder:
@@ -140,13 +148,13 @@ class Decoder:
         frames: list[Frame] = []
         at = 0
         while len(self._held) - at >= HEADER.size:
-            magic, kind, code, text_bytes, rank, by, op = HEADER.unpack_from(self._held, at)
+            magic, kind, code, text_bytes, rank, by, op, group = HEADER.unpack_from(self._held, at)
             _check_header(magic, kind, text_bytes)
             end = at + HEADER.size + text_bytes
             if len(self._held) < end:
                 break
             text = _text(self._held[at + HEADER.size : end])
-            frames.append(Frame(Kind(kind), code, rank, by, op, text))
+            frames.append(Frame(Kind(kind), code, rank, by, op, text, group))
             at = end
         del self._held[:at]
         # Garbage shorter than a header is noticed now, not when the rest of it comes.

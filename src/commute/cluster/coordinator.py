@@ -17,7 +17,8 @@ A member of it:
 Invariants:
     1. A Welcome goes to every rank of a world in one step, with the same members.
     2. left and lost are final; of a member, either one LEAVE or one LOST is relayed, once, to
-       every other member that is still in. Whoever is declared lost is told so itself.
+       every other member that is still in. Whoever is declared lost is told so itself. A LEAVE of
+       one group of the world changes nobody's state; it is only relayed.
     3. A member that left is never declared lost afterwards.
     4. Silence is judged only from ticks, and only against time this process was awake for: after
        a gap between ticks of more than half a world's shortest timeout, all its members start
@@ -158,7 +159,7 @@ class _Member:
     heard: float
     state: _State = _State.JOINING
     silence_max: float = 0.0  # more generous until the first beat
-    abandoned: set[int] = field(default_factory=set)
+    abandoned: set[tuple[int, int]] = field(default_factory=set)  # group and operation
 
 
 @dataclass(slots=True)
@@ -336,6 +337,8 @@ class Coordinator:
         return []
 
     def _left(self, world: _World, member: _Member, frame: Frame) -> list[Effect]:
+        if frame.group:
+            return self._left_group(world, member, frame)
         rank = member.hello.rank
         failed = frame.code == Leave.FAILED
         effects: list[Effect] = []
@@ -353,17 +356,22 @@ class Coordinator:
         self._end_if_empty(world)
         return effects
 
+    def _left_group(self, world: _World, member: _Member, frame: Frame) -> list[Effect]:
+        if member.state is not _State.IN:
+            return []
+        return _relay((m for m in world.present() if m is not member), frame)
+
     def _reported_lost(self, world: _World, member: _Member, frame: Frame) -> list[Effect]:
         if member.state is not _State.IN:
             return []
         return self._lost(world, world.members[frame.rank], frame)
 
     def _abandoned(self, world: _World, member: _Member, frame: Frame) -> list[Effect]:
-        if member.state is not _State.IN or frame.op in member.abandoned:
+        if member.state is not _State.IN or (frame.group, frame.op) in member.abandoned:
             return []
         if len(member.abandoned) >= _ABANDONED_MAX:
             member.abandoned.clear()
-        member.abandoned.add(frame.op)
+        member.abandoned.add((frame.group, frame.op))
         return _relay((m for m in world.present() if m is not member), frame)
 
     # Losses

@@ -10,11 +10,13 @@ processes, milliseconds per test.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from commute import _core
+from commute._family import Identity
 from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._shared_arrays import room_bytes
@@ -28,6 +30,30 @@ __all__ = ["memory_groups", "run_threads"]
 # Small, so that a message does not fit and flow control is exercised.
 LINK_BYTES = 64 << 10
 SLOT_BYTES = 4 << 20
+
+
+class MemoryEngines:
+    """The engines of all ranks of each group: whoever is the first to ask makes them."""
+
+    def __init__(self, link_bytes: int) -> None:
+        self._link_bytes = link_bytes
+        self._lock = threading.Lock()
+        self._made: dict[int, list[_core.Engine]] = {}
+
+    def open(self, identity: Identity, rank: int) -> _core.Engine:
+        """The engine of one rank of a group."""
+        with self._lock:
+            if identity.id not in self._made:
+                self._made[identity.id] = self._make(len(identity.ranks), identity.tag)
+            return self._made[identity.id][rank]
+
+    def _make(self, size: int, tag: int) -> list[_core.Engine]:
+        engines = _core.memory_engines(size, self._link_bytes, SLOT_BYTES, room_bytes(), tag)
+        for engine in engines:
+            # In memory there is no health thread: a failure of one rank is told to the others
+            # directly.
+            _core.tell(engine, [other for other in engines if other is not engine])
+        return engines
 
 
 def memory_groups(
@@ -44,14 +70,17 @@ def memory_groups(
     """
     peers = [Peer(rank, "memory") for rank in range(size)]
     server = MemoryServer(size, shards)
-    engines = _core.memory_engines(size, link_bytes, SLOT_BYTES, room_bytes())
-    for engine in engines:
-        # In memory there is no health thread: a failure of one rank is told to the others directly.
-        _core.tell(engine, [other for other in engines if other is not engine])
+    engines = MemoryEngines(link_bytes)
+    world = Identity(None, tuple(range(size)))
     groups = [
         Group(
-            Runner(engine, rank, peers, records=(records, f"commute-memory-rank{rank}")),
-            ReadyWiring("memory", server.links),
+            Runner(
+                functools.partial(engines.open, world, rank),
+                rank,
+                peers,
+                records=(records, f"commute-memory-rank{rank}"),
+            ),
+            ReadyWiring("memory", server.links, engines.open),
             rank=rank,
             size=size,
             local_rank=rank,
@@ -59,7 +88,7 @@ def memory_groups(
             host="memory",
             timeout=timeout,
         )
-        for rank, engine in enumerate(engines)
+        for rank in range(size)
     ]
     for group in groups:
         group._share_memory()

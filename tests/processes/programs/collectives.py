@@ -337,6 +337,36 @@ def huge(world):
         assert x[-1] == 9 and x[0] == 3 and x[(4 << 30) + 1] == 3
 
 
+def persistent(world):
+    """Bound once, started thousands of times, small and large, mixed with other calls."""
+    arrays = [np.empty(length) for length in (1, 2000, 100_000)]
+    totals = [world.allreduce_init(x) for x in arrays]
+    given, barrier = np.empty(3), world.barrier_init()
+    news = world.broadcast_init(given, root=world.size - 1)
+    whole = world.allgather_init(given)
+    for step in range(2000):
+        for x, total in zip(arrays, totals, strict=True):
+            if x.size > 1 and step % 20:
+                continue
+            x[:] = step + world.rank
+            total.start()
+        given[:] = step * world.rank
+        if step % 20 == 0:
+            news.start()
+            handle = world.allreduce_async(np.ones(5))
+            assert (news.wait() == step * (world.size - 1)).all()
+            whole.start()
+            assert (whole.wait() == step * (world.size - 1)).all()
+            barrier.start()
+            for total in reversed(totals):
+                np.testing.assert_array_equal(
+                    total.wait(), step * world.size + sum(range(world.size))
+                )
+            assert handle.wait()[0] == world.size
+            barrier.wait()
+        assert totals[0].wait()[0] == step * world.size + sum(range(world.size))
+
+
 def two_worlds(world):
     """A second world in the same process, of another name; then the first name once more."""
     with commute.init(name="other") as other:

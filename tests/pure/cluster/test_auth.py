@@ -36,7 +36,9 @@ from commute.cluster.auth import (
 
 TOKEN = "ab" * 32
 KEY = check_token(TOKEN)
-CLAIM = Introduction(Role.MEMBER, Purpose.COLLECTIVE, rank=3, target=1, epoch=2, run="run-1")
+CLAIM = Introduction(
+    Role.MEMBER, Purpose.COLLECTIVE, rank=3, target=1, epoch=2, run="run-1", group=5
+)
 T = TypeVar("T")
 
 

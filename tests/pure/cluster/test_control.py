@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commute import _core
 from commute.cluster.control import (
     HELLO_BYTES_MAX,
     TEXT_BYTES_MAX,
@@ -33,7 +34,8 @@ FRAMES = st.builds(
     rank=st.integers(-(2**31), 2**31 - 1),
     by=st.integers(-(2**31), 2**31 - 1),
     op=st.integers(0, 2**64 - 1),
-    text=st.text(max_size=64),
+    text=st.text(st.characters(codec="utf-8"), max_size=64),
+    group=st.integers(0, 2**64 - 1),
 )
 HELLO = Hello(
     name="world",
@@ -51,10 +53,24 @@ HELLO = Hello(
 
 def test_frame_bytes_are_as_documented() -> None:
     """The grammar at the top of the file, byte for byte: C++ reads and writes the same."""
-    frame = Frame(Kind.LOST, 0, 3, -1, 0, "gone")
+    frame = Frame(Kind.LEAVE, 0, 3, -1, 5, "gone", 6)
+    numbers = struct.pack("<iiQQ", 3, -1, 5, 6)
 
-    assert encode(frame) == b"cmtc" + bytes([2, 0, 4, 0]) + struct.pack("<iiQ", 3, -1, 0) + b"gone"
-    assert len(encode(Frame(Kind.BEAT))) == 24
+    assert encode(frame) == b"cmtc" + bytes([1, 0, 4, 0]) + numbers + b"gone"
+    assert len(encode(Frame(Kind.BEAT))) == 32
+
+
+@given(FRAMES)
+def test_the_core_writes_and_reads_the_same(frame: Frame) -> None:
+    """Health threads in C++ and the coordinator in Python agree on every byte."""
+    fields = (frame.kind, frame.code, frame.rank, frame.by, frame.op, frame.text, frame.group)
+
+    assert _core.encode_control(*map(_plain, fields)) == encode(frame)
+    assert _core.decode_control(encode(frame)) == fields
+
+
+def _plain(field: object) -> object:
+    return int(field) if isinstance(field, int) else field
 
 
 @given(st.lists(FRAMES, max_size=8), st.randoms())
@@ -81,7 +97,7 @@ def test_garbage_raises_or_waits(garbage: bytes, before: list[Frame]) -> None:
     except ControlError:
         return
 
-    assert len(decoder._held) < 24 + TEXT_BYTES_MAX
+    assert len(decoder._held) < 32 + TEXT_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -89,12 +105,12 @@ def test_garbage_raises_or_waits(garbage: bytes, before: list[Frame]) -> None:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "expected a frame, got b'GET '"),
         (b"x", "expected a frame, got b'x'"),
-        (struct.pack("<4sBBHiiQ", b"cmtc", 4, 0, 0, 0, 0, 0), "expected a kind from 0 to 3, got 4"),
+        (struct.pack("<4sBBH24x", b"cmtc", 4, 0, 0), "expected a kind from 0 to 3, got 4"),
         (
-            struct.pack("<4sBBHiiQ", b"cmtc", 0, 0, 2049, 0, 0, 0),
+            struct.pack("<4sBBH24x", b"cmtc", 0, 0, 2049),
             "expected a text of at most 2048 bytes, got 2049",
         ),
-        (struct.pack("<4sBBHiiQ", b"cmtc", 0, 0, 1, 0, 0, 0) + b"\xff", "expected a text in UTF-8"),
+        (struct.pack("<4sBBH24x", b"cmtc", 0, 0, 1) + b"\xff", "expected a text in UTF-8"),
     ],
 )
 def test_bad_frames_are_refused(garbage: bytes, message: str) -> None:

@@ -2,6 +2,7 @@
 """The coordinator's logic, told as stories: who joins, who goes, who hears of it."""
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -417,6 +418,20 @@ def test_abandon_is_relayed_once_per_operation() -> None:
     assert frames(effects) == {0: abandon, 2: abandon}
     assert coordinator.step(Received(1, abandon), 1.1) == []
     assert len(coordinator.step(Received(1, with_op(abandon, op=42)), 1.2)) == 2
+    assert len(coordinator.step(Received(1, replace(abandon, group=7)), 1.3)) == 2
+    assert coordinator.step(Received(1, replace(abandon, group=7)), 1.4) == []
+
+
+def test_leaving_a_group_is_relayed_and_changes_nothing() -> None:
+    """The member is still in the world, and neither left nor failed."""
+    coordinator = formed()
+    leave = Frame(Kind.LEAVE, Leave.FAILED, rank=1, by=1, text="ValueError: x", group=7)
+    effects = coordinator.step(Received(1, leave), 1.0)
+
+    assert frames(effects) == {0: leave, 2: leave}
+    assert coordinator.failures == {}
+    goodbye = Frame(Kind.LEAVE, Leave.FINISHED, rank=1, by=1)
+    assert frames(coordinator.step(Received(1, goodbye), 1.1)) == {0: goodbye, 2: goodbye}
 
 
 def with_op(frame: Frame, *, op: int) -> Frame:
