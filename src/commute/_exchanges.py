@@ -4,9 +4,9 @@
 `Exchanges` is the part of `Group` that has them; see _group.py for how a call goes on.
 
 A rank that takes part in a scatter with nothing but None does not know what it will get. So each
-scatter begins with a broadcast of `_Head`, the root's shape and dtype, as nobody but a rank itself
-knows whether it needs to be told. Ranks that know, the root and those with `out=`, do not wait
-for it: it travels on ahead of the blocks.
+scatter begins with a broadcast of its *head*, the root's shape and dtype, as nobody but a rank
+itself knows whether it needs to be told. The root, and ranks with `out=`, do not wait for it: it
+travels ahead of the blocks.
 """
 
 from __future__ import annotations

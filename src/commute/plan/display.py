@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as text that a person can read: a header, then a block per rank with a column per lane.
 
-Each line is a step. "after 1.4" means: begins when lane 1 of this rank has ended step 4.
+Each line is a step. "after 1.4" means: begins when lane 1 of this rank has ended step 4. Lanes
+that do not fit beside the others go below them.
 """
 
 from __future__ import annotations

@@ -441,7 +441,7 @@ def change_field(plan: Plan, program: Any, index: int, kind: str, rng: random.Ra
     elif kind == "lane":
         row["lane"] = (int(row["lane"]) + near) % 4
     elif kind == "flags":
-        row["flags"] = rng.randrange(8)
+        row["flags"] = rng.randrange(16)
     elif kind == "arg":
         row["arg"] = rng.choice([int(row["arg"]) ^ 1, rng.randrange(4), rng.randrange(4) << 16 | 1])
     else:
