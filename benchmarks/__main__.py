@@ -3,15 +3,15 @@
 
 import sys
 
-from benchmarks import four_hosts, import_time, learn, one_host, sparse, store
+from benchmarks import every_collective, four_hosts, import_time, learn, one_host, sparse, store
 from benchmarks.session import ask, parse
 
 
 def main() -> int:
     options = parse(str(__doc__))
     questions = (
-        *(one_host.QUESTION, four_hosts.QUESTION, store.QUESTION, sparse.QUESTION),
-        learn.QUESTION,
+        *(one_host.QUESTION, every_collective.QUESTION, four_hosts.QUESTION, store.QUESTION),
+        *(sparse.QUESTION, learn.QUESTION),
     )
     # The first that fails does not keep the others from being asked.
     codes = [ask(question, options) for question in questions]

@@ -29,7 +29,7 @@ TURN_SECONDS = 0.5
 RENDEZVOUS_PORT = 29400
 
 REQUIREMENTS = [
-    Requirement("wire", HOSTS, 1 * MB, 1 / 1.10, "within 10% of the wire"),
+    Requirement("wire", HOSTS, 1 * MB, 1 / 1.08, "within 8% of the wire"),
     Requirement("wire", HOSTS, 16 * MB, 1 / 1.05, "within 5% of the wire"),
     Requirement("wire", HOSTS, 64 * MB, 1 / 1.05, "within 5% of the wire"),
     Requirement("gloo", HOSTS, 16 * MB, NO_SLOWER, "no slower than gloo"),

@@ -123,7 +123,7 @@ def measure_all(options: Options, facts: dict[str, Any], say: Say) -> Run:
 def _measure_beside_peers(
     ranks: int, options: Options, facts: dict[str, Any], say: Say
 ) -> dict[Cell, CellResult]:
-    modes = _modes(ranks, facts, say)
+    modes = modes_of(ranks, facts, say)
     cells = [Cell(ranks, size) for size in ALLREDUCE[ranks]]
     cells += [cell for cell in OTHER_CELLS if cell.ranks == ranks]
     with contextlib.ExitStack() as stack:
@@ -145,10 +145,10 @@ def _measure_beside_peers(
             call: [Entry(job, variant) for job in (ours, *mpis)]
             for call, variant in VARIANT_OF.items()
         }
-        return {cell: _measure(cell, entries[cell.call], options, say) for cell in cells}
+        return {cell: measure_cell(cell, entries[cell.call], options, say) for cell in cells}
 
 
-def _measure(cell: Cell, entries: Sequence[Entry], options: Options, say: Say) -> CellResult:
+def measure_cell(cell: Cell, entries: Sequence[Entry], options: Options, say: Say) -> CellResult:
     return measure(
         cell,
         entries,
@@ -170,15 +170,15 @@ def _measure_crowd(options: Options, say: Say) -> dict[Cell, CellResult]:
         say(f"starting {OURS} with {CROWD} ranks")
         crowd = Entry(stack.enter_context(commute_job(CROWD)))
         beside = Entry(stack.enter_context(commute_job(CROWD_BESIDE, beside_name)))
-        allreduce = _measure(CROWDED_ALLREDUCE, [crowd, beside], options, say)
-        wait = _measure(CROWDED_WAIT, [crowd], options, say)
+        allreduce = measure_cell(CROWDED_ALLREDUCE, [crowd, beside], options, say)
+        wait = measure_cell(CROWDED_WAIT, [crowd], options, say)
     return {
         CROWDED_ALLREDUCE: allreduce.with_entry("limit", allreduce_limit),
         CROWDED_WAIT: wait.with_entry("limit", lambda _: WAIT_CPU_SECONDS_MAX),
     }
 
 
-def _modes(ranks: int, facts: dict[str, Any], say: Say) -> dict[str, mpi_modes.Mode]:
+def modes_of(ranks: int, facts: dict[str, Any], say: Say) -> dict[str, mpi_modes.Mode]:
     """The best mode of each MPI, found once for all runs."""
     chosen: dict[str, str] = facts.setdefault("mpi_modes", {})
     for mpi in mpi_modes.MPIS:
@@ -199,28 +199,29 @@ def table(run: Run, facts: dict[str, Any]) -> list[str]:
         rows = {size_text(size): run[Cell(ranks, size)] for size in sizes}
         libraries = (OURS, "gloo", *mpi_modes.MPIS, "copy")
         lines += [f"allreduce, {ranks} ranks: {told}"]
-        lines += [*_rows("size", rows, libraries, ("gloo", "mpi")), ""]
-    others = {_title(cell): run[cell] for cell in OTHER_CELLS}
+        lines += [*rows_of("size", rows, libraries, ("gloo", "mpi")), ""]
+    others = {title_of(cell): run[cell] for cell in OTHER_CELLS}
     lines += [f"other calls: {told}"]
-    lines += [*_rows("call", others, (OURS, *mpi_modes.MPIS), ("mpi",)), ""]
+    lines += [*rows_of("call", others, (OURS, *mpi_modes.MPIS), ("mpi",)), ""]
     crowded = {
-        _title(CROWDED_ALLREDUCE): run[CROWDED_ALLREDUCE],
+        title_of(CROWDED_ALLREDUCE): run[CROWDED_ALLREDUCE],
         "CPU time of a rank that waits for a second": run[CROWDED_WAIT],
     }
     lines += [f"{CROWD} ranks on {len(os.sched_getaffinity(0))} cores: {told}"]
-    return [*lines, *_rows("what", crowded, (OURS, "limit"), ("limit",)), ""]
+    return [*lines, *rows_of("what", crowded, (OURS, "limit"), ("limit",)), ""]
 
 
-def _title(cell: Cell) -> str:
+def title_of(cell: Cell) -> str:
     array = f" of {size_text(cell.bytes)}" if cell.bytes else ""
     return f"{cell.call}{array}, {cell.ranks} ranks"
 
 
-def _rows(
+def rows_of(
     heading: str,
     results: Mapping[str, CellResult],
     libraries: Sequence[str],
     peers: Sequence[str],
+    ours: str = OURS,
 ) -> list[str]:
     """A table: a row per result, a time per library, a ratio per peer."""
     ratio_headings = ("/fastest MPI" if peer == "mpi" else f"/{peer}" for peer in peers)
@@ -229,7 +230,7 @@ def _rows(
         if result.has_result:
             medians = (result.median(result.fastest(entries_of(x, result))) for x in libraries)
             times = [time_text(seconds) for seconds in medians]
-            ratios = [str(compare(result, peer)) for peer in peers]
+            ratios = [str(compare(result, peer, ours)) for peer in peers]
         else:
             times, ratios = ["noise"] * len(libraries), ["-"] * len(peers)
         rows.append((title, *times, *ratios, str(result.dropped)))

@@ -2,9 +2,10 @@
 """What a rank gives to each measured call and what must be left: the same for every library.
 
 A call of `bytes` is about one whole array of that size: what is reduced or broadcast, what an
-allgather leaves, what a reduce_scatter is given. The other side of the last two is one rank's part
-of it. Values differ between the ranks and, for a reduce_scatter, between the parts: a library that
-delivers the wrong rank's part is found out. A barrier has no array; turns.py explains "wait".
+allgather or gather leaves, what a reduce_scatter or scatter is given, both of an alltoall. The
+other side of these is one rank's part of it. The root is rank 0. Values differ between the ranks
+and, where an array has a part for each rank, between the parts: a library that delivers the wrong
+rank's part is found out. A barrier has no array; turns.py explains "wait".
 
 The calls of a parameter server have their own rules, which are in exchanges.py, beside_rank.py and
 rows.py.
@@ -27,18 +28,18 @@ BATCH_OF = {PULL_ROWS: 10, PUSH_ROWS: 10}
 
 
 def bytes_given(call: str, bytes: int, ranks: int) -> int:
-    return bytes // ranks if call == "allgather" else bytes
+    return bytes // ranks if call in ("allgather", "gather") else bytes
 
 
 def bytes_left(call: str, bytes: int, ranks: int) -> int:
-    return bytes // ranks if call == "reduce_scatter" else bytes
+    return bytes // ranks if call in ("reduce_scatter", "scatter") else bytes
 
 
 def values_given(call: str, rank: int, ranks: int) -> list[float]:
     """What a rank's array holds before the call: one value per equal part of it."""
     if call == "barrier":
         return []
-    parts = ranks if call == "reduce_scatter" else 1
+    parts = ranks if call in ("reduce_scatter", "scatter", "alltoall") else 1
     return [float((rank + 1) * (part + 1)) for part in range(parts)]
 
 
@@ -50,5 +51,8 @@ def values_left(call: str, rank: int, ranks: int) -> list[float]:
         "broadcast": [1.0],
         "allgather": [float(other + 1) for other in range(ranks)],
         "reduce_scatter": [total * (rank + 1)],
+        "gather": [float(other + 1) for other in range(ranks if rank == 0 else 0)],
+        "scatter": [float(rank + 1)],
+        "alltoall": [float((other + 1) * (rank + 1)) for other in range(ranks)],
         "barrier": [],
     }[call]

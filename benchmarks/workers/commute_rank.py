@@ -30,9 +30,31 @@ class Commute:
                 return partial(world.allgather, source, out=result.reshape(by_rank))
             case "reduce_scatter":
                 return partial(world.reduce_scatter, source.reshape(by_rank), out=result)
+            case "gather":
+                out = result.reshape(by_rank) if self.rank == 0 else None
+                return partial(world.gather, source, out=out)
+            case "scatter":
+                given = source.reshape(by_rank) if self.rank == 0 else None
+                return partial(world.scatter, given, out=result)
+            case "alltoall":
+                return partial(world.alltoall, source.reshape(by_rank), out=result.reshape(by_rank))
             case "barrier":
                 return world.barrier
         raise ValueError(f"commute has no {call} of this variant")
+
+    def bind_persistent(self, call: str, source: Array, result: Array) -> Call:
+        assert call == "allreduce" and source is result
+        operation = self._world.allreduce_init(source)
+
+        def start_and_wait() -> None:
+            operation.start()
+            operation.wait()
+
+        return start_and_wait
+
+    def empty(self, bytes: int, count: int) -> list[Array]:
+        """Buffers that all ranks reach."""
+        return [self._world.empty(bytes // 4) for _ in range(count)]
 
     def expected(self, call: str) -> list[float]:
         return values_left(call, self.rank, self.size)

@@ -34,6 +34,12 @@ class Mpi:
                 return partial(comm.Allgather, source, result)
             case "reduce_scatter" if source is not result:
                 return partial(comm.Reduce_scatter_block, source, result)
+            case "gather" if source is not result:
+                return partial(comm.Gather, source, result if self.rank == 0 else None)
+            case "scatter" if source is not result:
+                return partial(comm.Scatter, source if self.rank == 0 else None, result)
+            case "alltoall" if source is not result:
+                return partial(comm.Alltoall, source, result)
             case "barrier":
                 return comm.Barrier
         raise ValueError(f"mpi4py is not measured with a {call} of this variant")
