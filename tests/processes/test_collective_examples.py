@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHORT = ("token_ring.py", "kmeans.py")
+SHORT = ("token_ring.py", "kmeans.py", "transpose.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -82,3 +82,9 @@ def test_the_plate_is_that_of_one_process(output, capsys, ranks, shared):
 
     assert re.fullmatch(r"mean \d+\.\d{6}, digest [0-9a-f]{16}", got[-1])
     assert [line.rstrip() for line in got] == [line.rstrip() for line in wanted]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_matrix_is_transposed(output, ranks):
+    """Each rank's band of rows becomes a band of columns."""
+    assert output("transpose.py", ranks)[-1] == f"{4 * ranks} x {4 * ranks} transposed rightly"

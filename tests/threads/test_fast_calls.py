@@ -18,7 +18,9 @@ def is_fast(world: Group) -> bool:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("length", [0, 1, 7, 1000, 300_000])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint64", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int16", "uint64", "float16", "bool", "complex128"]
+)
 def test_same_answers(ranks: int, length: int, dtype: str) -> None:
     """It gives NumPy's sum in place and returns the array itself, call after call."""
 
