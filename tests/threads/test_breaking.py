@@ -89,7 +89,7 @@ MISMATCHES: dict[str, tuple[Call, Call, str, str]] = {
         lambda group: group.allreduce(np.ones(8), algorithm="ring"),
         lambda group: group.allreduce(np.ones(8), algorithm="tree"),
         "allreduce of 8 float64 by sum",
-        "pass the same algorithm=",
+        "algorithm= and settings on all ranks",
     ),
 }
 
