@@ -156,6 +156,7 @@ def everything(world):
     every_algorithm(world, lengths)
     arrays_that_all_reach(world)
     async_and_messages(world)
+    uneven(world)
     own_ops(world)
     torch_training(world)
 
@@ -175,6 +176,44 @@ def arrays_that_all_reach(world):
         root = number % world.size
         x[:] = parts[world.rank]
         np.testing.assert_array_equal(world.broadcast(x, root), parts[root])
+
+
+def uneven(world):
+    """alltoall_v of every dtype, with counts from none to many; some ranks know what comes."""
+    choices = np.random.default_rng(20261116)  # the same on all ranks
+    for number, dtype in enumerate(DTYPES * 2):
+        most = 40_000 if number % 5 == 0 else 9
+        counts = choices.integers(0, most, (world.size, world.size), endpoint=True)
+        counts[choices.random(counts.shape) < 0.3] = 0
+        parts = [
+            [
+                part(dtype, 2 * count, source, 30_000 + 100 * number + to).reshape(count, 2)
+                for to, count in enumerate(row)
+            ]
+            for source, row in enumerate(counts)
+        ]
+        x, told = np.concatenate(parts[world.rank]), (number + world.rank) % 3 == 0
+        expected = None if told else counts[:, world.rank]
+        wanted = np.concatenate([row[world.rank] for row in parts])
+        np.testing.assert_array_equal(world.alltoall_v(x, counts[world.rank], expected), wanted)
+        out = np.empty_like(wanted)
+        handle = world.alltoall_v_async(x, counts[world.rank], expected, out=out)
+        assert world.allreduce(np.ones(1))[0] == world.size
+        assert handle.wait(timeout=20) is out
+        np.testing.assert_array_equal(out, wanted)
+
+
+def disagreeing(world):
+    """Rank 0 sends rank 1 a row more than it expects; nobody hangs, and all are told."""
+    ones = [1] * world.size
+    counts = {0: [1, 2, *ones[2:]]}.get(world.rank, ones)
+    try:
+        world.alltoall_v(np.ones((sum(counts), 5)), counts, ones)
+        world.barrier()
+        raise AssertionError("nobody raised")
+    except commute.MismatchError as error:
+        said = "from rank 0 to rank 1 has 10 float64, the receiver expected 5 float64"
+        assert said in str(error), error
 
 
 def own_ops(world):
