@@ -37,8 +37,8 @@ def main() -> None:
         right = world.allreduce(np.array([np.array_equal(turned, whole.T[mine])]), "and")[0]
         if world.rank == 0:
             print(f"{whole.shape} transposed on {world.size} ranks, as NumPy's: {bool(right)}")
-        if not right:
-            raise SystemExit(1)
+    if not right:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ LAYERS = {
         "_scatter_gather",
     },
     "_uneven": {*PARTS, "_arrays", "_exchanges", "_handle", "_messages"},
-    "_persistent": {*PARTS, "_calls", "_handle", "_reductions", "_runner"},
+    "_persistent": {*PARTS, "_calls", "_exchanges", "_handle", "_reductions", "_runner"},
     "_ranks": {*PARTS, "_calls", "_family", "_runner", "_wiring"},
     "_group": {*PARTS, "_family", "_handle", "_persistent", "_ranks", "_reductions", "_runner"}
     | {"_uneven", "_wiring", "store"},

@@ -383,6 +383,9 @@ def persistent(world):
     given, barrier = np.empty(3), world.barrier_init()
     news = world.broadcast_init(given, root=world.size - 1)
     whole = world.allgather_init(given)
+    wide, row, root = np.empty((world.size, 700)), np.empty(700), world.size - 1
+    turned, gathered = world.alltoall_init(wide), world.gather_init(row, root)
+    dealt = world.scatter_init(wide if world.rank == root else None, root, out=row)
     for step in range(2000):
         for x, total in zip(arrays, totals, strict=True):
             if x.size > 1 and step % 20:
@@ -397,6 +400,15 @@ def persistent(world):
             whole.start()
             assert (whole.wait() == step * (world.size - 1)).all()
             barrier.start()
+            wide[:] = step + world.rank + 10.0 * np.arange(world.size)[:, None]
+            turned.start()
+            dealt.start()
+            gathered.start()  # after the scatter, of what it gave
+            ranks = np.arange(world.size)
+            assert (turned.wait()[:, 5] == step + ranks + 10 * world.rank).all()
+            assert (dealt.wait() == step + root + 10 * world.rank).all()
+            table = gathered.wait()
+            assert world.rank != root or (table[:, 9] == step + root + 10 * ranks).all()
             for total in reversed(totals):
                 np.testing.assert_array_equal(
                     total.wait(), step * world.size + sum(range(world.size))
