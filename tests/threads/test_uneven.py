@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import commute
-from commute import AbandonedError, ClosedError, Group, MismatchError, OperationTimeoutError
+from commute import (
+    AbandonedError,
+    ClosedError,
+    Group,
+    MismatchError,
+    OperationTimeoutError,
+)
 
 DTYPES = [
     *(np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")),
