@@ -48,7 +48,11 @@ _CPU: Final = 1  # DLPack's device type
 
 
 class Buffer(NamedTuple):
-    """An array as the core sees it; `owner` keeps the memory alive."""
+    """An array as the core sees it; `owner` keeps the memory alive.
+
+    Attributes:
+        copied: whether this is a copy, as the array was not contiguous; later changes are not seen.
+    """
 
     address: int
     elements: int
@@ -56,6 +60,7 @@ class Buffer(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
     owner: Any
+    copied: bool = False
 
 
 def reading(x: Any, call: str) -> Buffer:
@@ -124,14 +129,16 @@ def _tensor(x: Any, call: str, *, written: bool) -> Buffer:
             f"{call} would overwrite a tensor that autograd still needs; pass x.detach()"
         )
     x = x.detach()
-    if not x.is_contiguous():
+    copied = not x.is_contiguous()
+    if copied:
         if written:
             raise ArrayError(_strided(call, tuple(x.shape), "x.contiguous()"))
         x = x.contiguous()
     count = x.numel()
     if count and not x.data_ptr():
         raise ArrayError(f"{call} expected a tensor with memory of its own, got one without")
-    return Buffer(x.data_ptr(), count, CODES[name], tuple(x.shape), count * x.element_size(), x)
+    nbytes = count * x.element_size()
+    return Buffer(x.data_ptr(), count, CODES[name], tuple(x.shape), nbytes, x, copied)
 
 
 def _as_numpy(x: Any, call: str) -> np.ndarray[Any, Any]:
@@ -162,7 +169,8 @@ def _array(x: np.ndarray[Any, Any], call: str, *, written: bool) -> Buffer:
         if x.dtype.name != "bfloat16" or x.dtype.itemsize != 2:
             raise ArrayError(_unknown(call, str(x.dtype)))
         code = CODES["bfloat16"]
-    if not x.flags.c_contiguous:
+    copied = not x.flags.c_contiguous
+    if copied:
         if written:
             raise ArrayError(_strided(call, x.shape, "numpy.ascontiguousarray(x)"))
         x = np.ascontiguousarray(x)
@@ -172,7 +180,7 @@ def _array(x: np.ndarray[Any, Any], call: str, *, written: bool) -> Buffer:
         )
     if not x.flags.aligned:
         raise ArrayError(f"{call} expected an array aligned to its elements; pass x.copy()")
-    return Buffer(x.__array_interface__["data"][0], x.size, code, x.shape, x.nbytes, x)
+    return Buffer(x.__array_interface__["data"][0], x.size, code, x.shape, x.nbytes, x, copied)
 
 
 def _kind(x: Any) -> str:

@@ -192,25 +192,42 @@ class Exchanges(Calls):
         # A name that nobody knows is refused before anybody waits for the head.
         choose(Collective.SCATTER, self.size, 0, self._wiring.place, algorithm=algorithm)
         if self.rank == root:
-            source = reading(x, "scatter")
-            self._check_leading(source, "scatter")
-            result = empty_like(x, source.shape[1:]) if out is None else out
-            target = self._target(result, source, source.shape[1:], "scatter", apart=True)
-            head = _head(source, is_tensor(x))
-            self._send_head(head, root, timeout, background)
-        else:
-            head = np.zeros(_HEAD_WORDS, np.int64)
-            result = out
-            if out is None:
-                self._run(self._head_call(head, root), None, False, timeout)
-                result = _told(head)
-            target = writing(result, "scatter")
-            if out is not None:
-                self._send_head(head, root, timeout, background)
-            # What the root has, as far as the choice of a plan depends on it.
-            whole = self.size * target.nbytes
-            source = target._replace(address=0, nbytes=whole, owner=None)
-        return Call(Collective.SCATTER, source, target, target.elements, result, root=root)
+            call = self._scatter_from_here(x, out)
+            self._send_head(_head(call.source, is_tensor(x)), root, timeout, background)
+            return call
+        head = np.zeros(_HEAD_WORDS, np.int64)
+        if out is None:
+            self._run(self._head_call(head, root), None, False, timeout)
+            return self._scatter_into(_told(head), root)
+        call = self._scatter_into(out, root)
+        self._send_head(head, root, timeout, background)
+        return call
+
+    def _scatter_known(self, x: Any, root: int, out: Any) -> Call:
+        """A scatter before which nobody needs to be told anything."""
+        self._check_rank(root, "root", "scatter_init")
+        if self.rank == root:
+            return self._scatter_from_here(x, out)
+        if out is None:
+            raise ValueError(
+                f"scatter_init on rank {self.rank} expected out= like its part of rank {root}'s x,"
+                " got None; it is bound before anybody could be told the shape"
+            )
+        return self._scatter_into(out, root)
+
+    def _scatter_from_here(self, x: Any, out: Any) -> Call:
+        source = reading(x, "scatter")
+        self._check_leading(source, "scatter")
+        result = empty_like(x, source.shape[1:]) if out is None else out
+        target = self._target(result, source, source.shape[1:], "scatter", apart=True)
+        return Call(Collective.SCATTER, source, target, target.elements, result, root=self.rank)
+
+    def _scatter_into(self, out: Any, root: int) -> Call:
+        target = writing(out, "scatter")
+        # What the root has, as far as the choice of a plan depends on it.
+        whole = self.size * target.nbytes
+        source = target._replace(address=0, nbytes=whole, owner=None)
+        return Call(Collective.SCATTER, source, target, target.elements, out, root=root)
 
     def _send_head(self, head: Any, root: int, timeout: float | None, background: bool) -> None:
         call = self._head_call(head, root)

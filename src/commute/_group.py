@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from commute._errors import CommuteError
-from commute._exchanges import Exchanges
 from commute._family import Family, Identity
 from commute._handle import Handle
-from commute._messages import Messages
 from commute._persistent import PersistentCalls
 from commute._ranks import Ranks
 from commute._reductions import OpLike
 from commute._runner import Runner
+from commute._uneven import UnevenExchanges
 from commute._wiring import Wiring
 from commute.plan import Collective
 
@@ -39,7 +38,7 @@ _log = logging.getLogger("commute")
 LEAVE_SECONDS: Final = 30.0
 
 
-class Group(Ranks, Exchanges, Messages, PersistentCalls):
+class Group(Ranks, UnevenExchanges, PersistentCalls):
     """An ordered set of processes; my place among them; what they do together.
 
     Made by `commute.init()`. As a context manager it closes at the end of the block.

@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from commute import _core
-from commute._calls import Call, Calls
-from commute._errors import CommuteError
+from commute._calls import Call
+from commute._errors import ArrayError, CommuteError
+from commute._exchanges import Exchanges
 from commute._handle import Handle
 from commute._reductions import OpLike
 from commute._runner import Runner
@@ -76,7 +77,7 @@ class Persistent:
         return f"<Persistent {self._bound.operation.describe()}, {state}>"
 
 
-class PersistentCalls(Calls):
+class PersistentCalls(Exchanges):
     """The `_init` twins of a group's collectives; arguments are those of the plain calls."""
 
     def allreduce_init(
@@ -160,6 +161,60 @@ class PersistentCalls(Calls):
         """
         return self._persist(self._reduce_scatter(x, op, out), algorithm, deterministic, timeout)
 
+    def gather_init(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Persistent:
+        """A `gather` of this array that can be started again and again.
+
+        Without `out` the root's result is made once, here; every `wait` returns it. On the other
+        ranks `wait` returns None.
+        """
+        return self._persist(self._gather(x, root, out), algorithm, False, timeout)
+
+    def scatter_init(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Persistent:
+        """A `scatter` of the root's array that can be started again and again.
+
+        Only the root's x counts. All other ranks pass None and `out`, which is bound here, before
+        anybody could be told what the root has.
+
+        >>> import commute, numpy
+        >>> with commute.init() as world:
+        ...     x = numpy.array([[1.0, 2.0]]) if world.rank == 0 else None
+        ...     part = world.scatter_init(x, out=numpy.empty(2))
+        ...     part.start()
+        ...     part.wait()
+        array([1., 2.])
+        """
+        return self._persist(self._scatter_known(x, root, out), algorithm, False, timeout)
+
+    def alltoall_init(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Persistent:
+        """An `alltoall` of this array that can be started again and again.
+
+        Without `out` the result is made once, here; every `wait` returns it.
+        """
+        return self._persist(self._alltoall(x, out), algorithm, False, timeout)
+
     def barrier_init(self, *, timeout: float | None = None) -> Persistent:
         """A `barrier` that can be started again and again."""
         return self._persist(self._barrier(), None, False, timeout)
@@ -169,6 +224,12 @@ class PersistentCalls(Calls):
     ) -> Persistent:
         runner = self._runner
         runner.check()
+        if call.source.copied:
+            raise ArrayError(
+                f"{call.collective.label}_init keeps its array, got one of shape"
+                f" {call.source.shape} that is not contiguous in C order; pass a contiguous one and"
+                " copy into it before each start"
+            )
         limit = self.timeout if timeout is None else timeout
         executor, part = self._executor(call, algorithm, deterministic, limit)
         array, offset = part or (None, 0)

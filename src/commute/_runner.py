@@ -199,6 +199,10 @@ class Runner:
         while not self.engine.wait(operation, SLICE_SECONDS):
             pass  # whoever drives sees the failure at once; the array must be free before we return
 
+    def give_up(self, what: str) -> None:
+        """Break the group: this rank takes no part in what its other ranks have begun."""
+        self.engine.fail(INTERRUPTED, -1, self._rank, 0, f"rank {self._rank} gave up {what}")
+
     def withdraw(self, receive: _core.Operation) -> bool:
         """Take back a receive of which nothing has arrived yet."""
         return self.engine.withdraw(receive)

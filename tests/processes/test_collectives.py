@@ -50,6 +50,11 @@ def test_a_ufunc_that_raises(run):
     run(3, "raising")
 
 
+def test_counts_that_do_not_agree(run):
+    """An alltoall_v of which one rank expects less than another sends raises on all ranks."""
+    run(3, "disagreeing")
+
+
 def test_random_operations(run):
     """Thousands of small operations of random kinds and sizes give NumPy's answers."""
     run(4, "soak")

@@ -61,10 +61,11 @@ LAYERS = {
         "_runner",
         "_scatter_gather",
     },
-    "_persistent": {*PARTS, "_calls", "_handle", "_reductions", "_runner"},
+    "_uneven": {*PARTS, "_arrays", "_exchanges", "_handle", "_messages"},
+    "_persistent": {*PARTS, "_calls", "_exchanges", "_handle", "_reductions", "_runner"},
     "_ranks": {*PARTS, "_calls", "_family", "_runner", "_wiring"},
-    "_group": {*PARTS, "_exchanges", "_family", "_handle", "_messages", "_persistent", "_ranks"}
-    | {"_reductions", "_runner", "_wiring", "store"},
+    "_group": {*PARTS, "_family", "_handle", "_persistent", "_ranks", "_reductions", "_runner"}
+    | {"_uneven", "_wiring", "store"},
     "_part": {*PARTS, "_family", "_runner", "_shared_arrays", "_wiring"},
     "_member": {*PARTS, "_cores", "_settings", "_runner", "_shared_arrays", "_wiring", "_group"}
     | {"_family", "_part", "store"},

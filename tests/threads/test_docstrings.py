@@ -8,7 +8,13 @@ import pytest
 
 MODULES = (
     *("commute._exchanges", "commute._group", "commute._handle", "commute._init"),
-    *("commute._messages", "commute._neighbors", "commute.testing"),
+    *(
+        "commute._messages",
+        "commute._neighbors",
+        "commute._persistent",
+        "commute._uneven",
+        "commute.testing",
+    ),
     *("commute.store.initial", "commute.store.updates"),
 )
 

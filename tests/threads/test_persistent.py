@@ -14,6 +14,7 @@ import pytest
 import commute
 from commute import (
     AbandonedError,
+    ArrayError,
     ClosedError,
     CommuteError,
     ForkedError,
@@ -75,6 +76,92 @@ def test_every_collective_has_one(ranks):
         assert results[0] is mean and (x == step + group.rank).all()
 
     ranks(3).values(work)
+
+
+@pytest.mark.parametrize("length", [0, 1, 500, 20_000])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_exchanges_again_and_again(ranks, size, length):
+    """gather, scatter and alltoall, by every algorithm, each time with what is in the array."""
+    root = size - 1
+
+    def values(step: int, rank: int) -> Any:
+        return np.arange(size * length).reshape(size, length) + 1000 * rank + step
+
+    def work(group: Group) -> None:
+        me = group.rank
+        x, part = np.empty((size, length), np.int64), np.empty(length, np.int64)
+        given, room = (x, None) if me == root else (None, part)
+        for gather, alltoall in [(None, None), ("linear", "pairwise"), ("binomial", "bruck")]:
+            gathered = group.gather_init(x, root, algorithm=gather)
+            scattered = group.scatter_init(given, root, out=room, algorithm=gather)
+            turned = group.alltoall_init(x, algorithm=alltoall)
+            for step in range(4):
+                x[:] = values(step, me)
+                for operation in (gathered, scattered, turned):
+                    operation.start()
+                everyone = np.stack([values(step, rank) for rank in range(size)])
+                np.testing.assert_array_equal(turned.wait(timeout=10), everyone[:, me])
+                np.testing.assert_array_equal(scattered.wait(timeout=10), everyone[root, me])
+                whole = gathered.wait(timeout=10)
+                assert (whole is None) == (me != root)
+                if me == root:
+                    np.testing.assert_array_equal(whole, everyone)
+            assert scattered.wait() is part or me == root
+            assert gathered.wait() is whole  # made once
+
+    ranks(size).values(work)
+
+
+def test_exchanges_into_out(ranks):
+    """out= is bound too; what is in it before does not matter."""
+
+    def work(group: Group) -> None:
+        x, whole, turned, part = (np.empty(shape) for shape in ((2, 3), (2, 2, 3), (2, 3), 3))
+        made = [
+            group.gather_init(x, out=whole),
+            group.alltoall_init(x, out=turned),
+            group.scatter_init(x, root=1, out=part),
+        ]
+        for step in range(3):
+            x[:] = 10 * step + group.rank
+            for operation in made:
+                operation.start()
+            assert made[0].wait() is (whole if group.rank == 0 else None)
+            assert made[1].wait() is turned and made[2].wait() is part
+            assert turned[:, 0].tolist() == [10 * step, 10 * step + 1]
+            assert part.tolist() == [10 * step + 1] * 3
+            assert group.rank or whole[:, 1, 2].tolist() == [10 * step, 10 * step + 1]
+
+    ranks(2).values(work)
+
+
+def test_a_scatter_of_another_length_than_the_roots(ranks):
+    """Shapes are not told beforehand, but compared when it runs."""
+
+    def work(group: Group) -> None:
+        x = np.ones((2, 4)) if group.rank == 0 else None
+        part = group.scatter_init(x, out=np.empty(4 + group.rank))
+        part.start()
+        with pytest.raises(MismatchError, match="scatter of 5 float64 with root 0"):
+            part.wait()  # the root may have sent all before it hears of it
+            group.barrier()
+
+    ranks(2).values(work)
+
+
+def test_an_array_that_would_be_copied_is_refused(ranks):
+    """A copy of a strided array, made once, would be sent again and again."""
+    torch = pytest.importorskip("torch")
+    group = ranks(2).groups[0]
+    strided = np.ones((3, 2)).T
+
+    for make in (group.gather_init, group.alltoall_init, group.allgather_init, group.scatter_init):
+        with pytest.raises(ArrayError, match=r"_init keeps its array, got .* \(2, 3\) that is not"):
+            make(strided)
+        with pytest.raises(ArrayError, match="alltoall_init keeps its array"):
+            group.alltoall_init(torch.ones((3, 2)).T)
+    with pytest.raises(ArrayError, match="allreduce_init keeps its array"):
+        group.allreduce_init(strided, out=np.ones((2, 3)))
 
 
 def test_started_together_and_mixed_with_other_calls(ranks, seed):
@@ -154,6 +241,16 @@ def test_arguments_are_checked_when_it_is_made(ranks):
         group.reduce_scatter_init(np.ones(3))
     with pytest.raises(ValueError, match="expected root= from 0 to 1"):
         group.broadcast_init(np.ones(3), root=2)
+    with pytest.raises(ValueError, match="expected root= from 0 to 1"):
+        group.gather_init(np.ones(3), root=2)
+    with pytest.raises(ValueError, match="scatter_init expected root= from 0 to 1, got -1"):
+        group.scatter_init(np.ones((2, 3)), root=-1)
+    with pytest.raises(ValueError, match="scatter_init on rank 0 expected out= like its part of"):
+        group.scatter_init(None, root=1)
+    with pytest.raises(ValueError, match="scatter expected a leading axis of length 2"):
+        group.scatter_init(np.ones(3))
+    with pytest.raises(ValueError, match="alltoall by 'ring' is not known"):
+        group.alltoall_init(np.ones((2, 3)), algorithm="ring")
     with pytest.raises(CommuteError, match="rank 0 is not in the group of ranks 1,"):
         group.group([1]).allreduce_init(np.ones(3))
 

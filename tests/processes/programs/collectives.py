@@ -156,6 +156,7 @@ def everything(world):
     every_algorithm(world, lengths)
     arrays_that_all_reach(world)
     async_and_messages(world)
+    uneven(world)
     own_ops(world)
     torch_training(world)
 
@@ -175,6 +176,44 @@ def arrays_that_all_reach(world):
         root = number % world.size
         x[:] = parts[world.rank]
         np.testing.assert_array_equal(world.broadcast(x, root), parts[root])
+
+
+def uneven(world):
+    """alltoall_v of every dtype, with counts from none to many; some ranks know what comes."""
+    choices = np.random.default_rng(20261116)  # the same on all ranks
+    for number, dtype in enumerate(DTYPES * 2):
+        most = 40_000 if number % 5 == 0 else 9
+        counts = choices.integers(0, most, (world.size, world.size), endpoint=True)
+        counts[choices.random(counts.shape) < 0.3] = 0
+        parts = [
+            [
+                part(dtype, 2 * count, source, 30_000 + 100 * number + to).reshape(count, 2)
+                for to, count in enumerate(row)
+            ]
+            for source, row in enumerate(counts)
+        ]
+        x, told = np.concatenate(parts[world.rank]), (number + world.rank) % 3 == 0
+        expected = None if told else counts[:, world.rank]
+        wanted = np.concatenate([row[world.rank] for row in parts])
+        np.testing.assert_array_equal(world.alltoall_v(x, counts[world.rank], expected), wanted)
+        out = np.empty_like(wanted)
+        handle = world.alltoall_v_async(x, counts[world.rank], expected, out=out)
+        assert world.allreduce(np.ones(1))[0] == world.size
+        assert handle.wait(timeout=20) is out
+        np.testing.assert_array_equal(out, wanted)
+
+
+def disagreeing(world):
+    """Rank 0 sends rank 1 a row more than it expects; nobody hangs, and all are told."""
+    ones = [1] * world.size
+    counts = {0: [1, 2, *ones[2:]]}.get(world.rank, ones)
+    try:
+        world.alltoall_v(np.ones((sum(counts), 5)), counts, ones)
+        world.barrier()
+        raise AssertionError("nobody raised")
+    except commute.MismatchError as error:
+        said = "from rank 0 to rank 1 has 10 float64, the receiver expected 5 float64"
+        assert said in str(error), error
 
 
 def own_ops(world):
@@ -344,6 +383,9 @@ def persistent(world):
     given, barrier = np.empty(3), world.barrier_init()
     news = world.broadcast_init(given, root=world.size - 1)
     whole = world.allgather_init(given)
+    wide, row, root = np.empty((world.size, 700)), np.empty(700), world.size - 1
+    turned, gathered = world.alltoall_init(wide), world.gather_init(row, root)
+    dealt = world.scatter_init(wide if world.rank == root else None, root, out=row)
     for step in range(2000):
         for x, total in zip(arrays, totals, strict=True):
             if x.size > 1 and step % 20:
@@ -358,6 +400,15 @@ def persistent(world):
             whole.start()
             assert (whole.wait() == step * (world.size - 1)).all()
             barrier.start()
+            wide[:] = step + world.rank + 10.0 * np.arange(world.size)[:, None]
+            turned.start()
+            dealt.start()
+            gathered.start()  # after the scatter, of what it gave
+            ranks = np.arange(world.size)
+            assert (turned.wait()[:, 5] == step + ranks + 10 * world.rank).all()
+            assert (dealt.wait() == step + root + 10 * world.rank).all()
+            table = gathered.wait()
+            assert world.rank != root or (table[:, 9] == step + root + 10 * ranks).all()
             for total in reversed(totals):
                 np.testing.assert_array_equal(
                     total.wait(), step * world.size + sum(range(world.size))

@@ -87,6 +87,22 @@ def lost_in_place():
     say(me=world.rank, left=float(x.min()))  # the array is there, whatever it holds
 
 
+def lost_exchanging():
+    """Rank 2 is killed by the test while all exchange rows; rank 0 knows how many come."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    world = commute.init()
+    counts = [LARGE // 20] * world.size
+    x = np.ones(sum(counts))
+    world.alltoall_v(x, counts)
+    print(f"ready {world.rank} {os.getpid()}", flush=True)
+    try:
+        while True:
+            world.alltoall_v(x, counts, counts if world.rank == 0 else None)
+    except commute.CommuteError as error:
+        report(world, error)
+    world.close()
+
+
 def cut():
     """The test cuts the link between two hosts while the ranks work; nobody can say goodbye."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
