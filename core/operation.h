@@ -27,6 +27,11 @@ class Executor;
 struct SharedArray {
   uint64_t number = 0;         // the same on all ranks
   std::vector<std::byte*> at;  // by rank
+
+  // For the fingerprint of a call: ranks that name different arrays, or parts, must not meet.
+  uint32_t mark(size_t offset) const {
+    return static_cast<uint32_t>((number << 48 ^ offset) * 0x9e3779b97f4a7c15u >> 32);
+  }
 };
 
 struct Operation {

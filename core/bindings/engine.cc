@@ -260,10 +260,7 @@ std::shared_ptr<Operation> new_collective(std::shared_ptr<Executor> executor, ui
   operation->call.mean = mean;
   operation->combine = combine;
   if (combine != nullptr) operation->call.plan ^= combine->fingerprint();
-  if (array) {  // ranks that name different arrays, or parts, must not meet
-    const uint64_t part = (array->number << 48 ^ array_offset) * 0x9e3779b97f4a7c15u;
-    operation->call.plan ^= static_cast<uint32_t>(part >> 32);
-  }
+  if (array) operation->call.plan ^= array->mark(array_offset);
   operation->array = std::move(array);
   operation->array_offset = array_offset;
   operation->executor = std::move(executor);

@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include <nanobind/stl/shared_ptr.h>
@@ -57,11 +58,20 @@ struct Choice {
   std::shared_ptr<Executor> executor;  // null until learnt
 };
 
+// What was learnt of an array that all ranks reach, by its address.
+struct Direct {
+  uint64_t bytes = 0;
+  std::shared_ptr<Executor> executor;
+  std::shared_ptr<SharedArray> array;
+  size_t offset = 0;
+};
+
 struct State {
   std::shared_ptr<Engine> engine;
   Collective collective = Collective::kAllreduce;
   std::shared_ptr<Operation> spare;          // used again and again; null while a call has it
   std::vector<std::vector<Choice>> choices;  // by root; smallest first
+  std::unordered_map<const std::byte*, Direct> direct;
   double timeout_s = 0;
   std::array<PyObject*, kDtypeCount> descrs{};  // NumPy's own, which live for ever
   const DlExchange* tensors = nullptr;          // torch's, which lives for ever
@@ -191,6 +201,16 @@ const std::shared_ptr<Executor>* chosen(const State& state, size_t root, uint64_
   return nullptr;
 }
 
+// The same for an array that all ranks reach; in a line it is as any other.
+const Direct* chosen_direct(const State& state, size_t root, const std::byte* data,
+                            uint64_t bytes) {
+  const auto found = state.direct.find(data);
+  if (found == state.direct.end() || found->second.bytes != bytes ||
+      size_t(found->second.executor->plan().root) != root)
+    return nullptr;
+  return &found->second;
+}
+
 bool finished_well(const Operation& operation) {
   return operation.state.load(std::memory_order_acquire) == Operation::State::kDone;
 }
@@ -218,10 +238,12 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
   if (state.forks_seen != forks.load(std::memory_order_relaxed)) return 0;
   const auto dtype = static_cast<Dtype>(memory.dtype);
   const uint64_t bytes = memory.count * item_bytes(dtype);
-  const std::shared_ptr<Executor>* executor = chosen(state, root, bytes);
+  const bool reached = bytes > kLineBytes && state.engine->outboxes().in_room(memory.data);
+  const Direct* const direct = reached ? chosen_direct(state, root, memory.data, bytes) : nullptr;
+  if (reached && direct == nullptr) return 0;
+  const std::shared_ptr<Executor>* executor =
+      direct != nullptr ? &direct->executor : chosen(state, root, bytes);
   if (executor == nullptr) return 0;
-  // Arrays that all ranks reach have plans of their own; in a line they are as any other.
-  if (bytes > kLineBytes && state.engine->outboxes().in_room(memory.data)) return 0;
   // Taken out, because another thread may call while this one waits without the GIL.
   std::shared_ptr<Operation> mine =
       state.spare ? std::move(state.spare) : std::make_shared<Operation>();
@@ -231,6 +253,9 @@ int try_fast(FastCall& self, const Memory& memory, size_t root) {
                     false,           plan.root, static_cast<uint32_t>(plan.hash),
                     memory.count};
   operation.in = operation.out = memory.data;
+  operation.array = direct != nullptr ? direct->array : nullptr;
+  operation.array_offset = direct != nullptr ? direct->offset : 0;
+  if (direct != nullptr) operation.call.plan ^= direct->array->mark(direct->offset);
   if (operation.executor != *executor) operation.executor = *executor;
   operation.state.store(Operation::State::kQueued, std::memory_order_relaxed);
   const auto now = Clock::now();
@@ -394,6 +419,21 @@ void learn(nb::handle object, std::shared_ptr<Executor> executor, uint64_t bytes
     }
 }
 
+// What is known of arrays that all ranks reach holds until the next one is made: it may lie where
+// another has been.
+void learn_direct(nb::handle object, std::shared_ptr<Executor> executor, uintptr_t address,
+                  uint64_t bytes, std::shared_ptr<SharedArray> array, size_t offset) {
+  constexpr size_t kMost = 256;
+  auto& direct = checked(object).state->direct;
+  if (direct.size() >= kMost) direct.clear();
+  direct[reinterpret_cast<const std::byte*>(address)] = {bytes, std::move(executor),
+                                                         std::move(array), offset};
+}
+
+void forget_direct(nb::handle object) {
+  checked(object).state->direct.clear();
+}
+
 // From now on tensors are taken over too. `exchange`: the capsule by which torch shows its C
 // interface of DLPack.
 void learn_tensors(nb::handle object, nb::handle tensor_type, nb::handle exchange) {
@@ -421,6 +461,9 @@ void bind_fast_call(nb::module_& module) {
   module.def("expect", &expect, nb::arg("fast_call"), nb::arg("roots"), nb::arg("sizes"),
              nb::arg("timeout"));
   module.def("learn", &learn, nb::arg("fast_call"), nb::arg("executor"), nb::arg("bytes"));
+  module.def("learn_direct", &learn_direct, nb::arg("fast_call"), nb::arg("executor"),
+             nb::arg("address"), nb::arg("bytes"), nb::arg("array"), nb::arg("offset"));
+  module.def("forget_direct", &forget_direct, nb::arg("fast_call"));
   module.def("learn_tensors", &learn_tensors, nb::arg("fast_call"), nb::arg("tensor_type"),
              nb::arg("exchange"),
              nb::sig("def learn_tensors(fast_call: object, tensor_type: object, "

@@ -195,9 +195,11 @@ class Calls:
         found = self._bound.get(key)
         if found is None:
             found = self._bind(key, limit)
-        if name == plans.DIRECT:
-            return found, part
         fast = self._fast  # another thread may be closing the group
+        if name == plans.DIRECT and part is not None:
+            if fast is not None:
+                fast.learn_direct(call.collective, found, call.target, part)
+            return found, part
         if fast is not None and algorithm is None and not deterministic:
             fast.learn(call.collective, found, call.source.nbytes)
         return found, None

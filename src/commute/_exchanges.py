@@ -161,6 +161,8 @@ class Exchanges(Calls):
         if self._shared is None or 0 in shape:
             return np.empty(shape, found)
         array = self._shared.place(shape, found, self._gathered)
+        if self._fast is not None:
+            self._fast.forget_direct()
         return np.empty(shape, found) if array is None else array
 
     def _gathered(self, told: Any) -> Any:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from commute import _core
-from commute._arrays import CODES
+from commute._arrays import CODES, Buffer
 from commute._runner import Runner
+from commute._shared_arrays import Part
 from commute.plan import Collective
 
 TAKEN_OVER = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.BARRIER)
@@ -55,6 +56,19 @@ class FastCalls:
         torch = sys.modules.get("torch")
         if not self._knows_tensors and hasattr(torch, "Tensor"):
             self._learn_tensors(torch)
+
+    def learn_direct(
+        self, collective: Collective, executor: _core.Executor, buffer: Buffer, part: Part
+    ) -> None:
+        """This is the plan for this part of an array that all ranks reach."""
+        call = self.calls.get(collective)
+        if call is not None:
+            _core.learn_direct(call, executor, buffer.address, buffer.nbytes, *part)
+
+    def forget_direct(self) -> None:
+        """A new array may lie where another has been."""
+        for call in self.calls.values():
+            _core.forget_direct(call)
 
     def _learn_tensors(self, torch: Any) -> None:
         self._knows_tensors = True

@@ -35,7 +35,7 @@ LAYERS = {
     "_family": set[str](),
     "_wiring": {*PARTS, "_runner"},
     "_handle": {*PARTS, "_runner"},
-    "_fast": {*PARTS, "_arrays", "_runner"},
+    "_fast": {*PARTS, "_arrays", "_runner", "_shared_arrays"},
     "_bound": PARTS,
     "_neighbors": GROUND,
     "_scatter_gather": {*GROUND, "_arrays"},

@@ -146,7 +146,7 @@ def test_ranks_may_drop_their_arrays_at_different_times(ranks, rng, seed):
     def work(group: Group) -> bool:
         held, fine = [], True
         for number in range(30):
-            x = group.empty(LARGE + number, "int32")
+            x = group.empty(LARGE + number % 2, "int32")
             x[:] = group.rank + number
             group.allreduce(x)
             held.append((x, 3 * number + 3))
