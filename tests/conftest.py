@@ -35,6 +35,21 @@ def _from_launcher(name: str) -> bool:
     return name in LAUNCHER_NAMES or name.startswith(LAUNCHER_PREFIXES)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="whole products, for hours: see cells.py")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes a `way` runs for each of cells.py, if all are asked for."""
+    if "way" not in metafunc.fixturenames:
+        return
+    from cells import WAYS
+
+    later = pytest.mark.skip(reason="the whole product takes hours; ask for it with --all")
+    asked = metafunc.config.getoption("--all")
+    metafunc.parametrize("way", WAYS if asked else [pytest.param("any", marks=later)], ids=str)
+
+
 def pytest_configure() -> None:
     for name in filter(_from_launcher, list(os.environ)):
         del os.environ[name]
@@ -94,12 +109,22 @@ def replays(
     assert all(report.endswith(", equal") for report in reports.values()), reports
 
 
+RUN_SEED = int(os.environ.get("COMMUTE_TEST_SEED") or secrets.randbits(32))
+
+
 @pytest.fixture
 def seed() -> int:
-    """A new seed for each run, printed when the test fails; COMMUTE_TEST_SEED replays it."""
+    """A new seed for each test, printed when it fails; COMMUTE_TEST_SEED replays it."""
     value = int(os.environ.get("COMMUTE_TEST_SEED") or secrets.randbits(32))
     print(f"replay with COMMUTE_TEST_SEED={value}")
     return value
+
+
+@pytest.fixture
+def run_seed() -> int:
+    """As `seed`, but one for all tests of a run: for those that share out what is drawn."""
+    print(f"replay with COMMUTE_TEST_SEED={RUN_SEED}")
+    return RUN_SEED
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def available_bytes() -> int:
 
 
 def test_everything_on_four_ranks(run):
-    """Each collective, algorithm, dtype and operation against NumPy; async, messages, torch."""
+    """What is beside test_cells.py: arrays that all reach, async, messages, own ops, torch."""
     run(4, "everything")
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from cells import covered, written
+
 PROGRAMS = Path(__file__).parent / "programs"
 PORT = 29451
 
@@ -82,7 +84,7 @@ def on_both(cable, job, tmp_path):
 
 @pytest.mark.parametrize("endpoint", [f"10.213.7.1:{PORT}", f"[fd00:c0::1]:{PORT}"])
 def test_two_hosts(on_both, endpoint):
-    """Everything against NumPy between two hosts with two ranks each, by IPv4 and IPv6."""
+    """Everything but the plain calls between two hosts with two ranks each, by IPv4 and IPv6."""
     jobs = on_both(endpoint, "collectives.py", "everything")
     ended = [each.wait() for each in jobs]
 
@@ -93,6 +95,18 @@ def test_two_hosts(on_both, endpoint):
     said = "".join(each.err for each in ended)
     assert said.count("share no memory") == 1
     assert "ranks 0 and 2 (and 3 more pairs) run on one machine" in said
+
+
+def test_two_hosts_against_numpy(on_both, run_seed, tmp_path):
+    """Every algorithm between two hosts: the cells that a cover has for four ranks on TCP."""
+    cells = [cell for cell in covered("tcp", run_seed) if cell.ranks == 4]
+    listed = tmp_path / "cells.json"
+    listed.write_text(written(cells))
+    jobs = on_both(f"10.213.7.1:{PORT}", "covered.py", listed, str(run_seed))
+    ended = [each.wait() for each in jobs]
+
+    assert [each.code for each in ended] == [0, 0], [each.out + each.err for each in ended]
+    assert sum(each.out.count(f"{len(cells)} cells ok on") for each in ended) == 4
 
 
 def test_two_hosts_random_operations(on_both):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gather, scatter and alltoall: arrays in and out; test_values.py compares them with NumPy."""
+"""gather, scatter and alltoall: arrays in and out; test_cells.py compares them with NumPy."""
 
 from __future__ import annotations
 

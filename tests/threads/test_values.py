@@ -1,152 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every collective against NumPy: algorithms, group sizes, lengths, dtypes and operations.
-
-The full product is too large to run each time. Each size of group runs every algorithm with every
-dtype and operation, and every algorithm with every length; what is left open is drawn by a seed.
-Inputs are numbers whose sums and products are exact in any order, so results are compared by bits.
-"""
+"""What the calls promise beside the values of test_cells.py: bits, objects, refusals, kernels."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from commute import Group, plan
+from reductions import ARITHMETIC, BFLOAT16, COMPLEX, FLOATS, fold
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-INTEGERS = [np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")]
-FLOATS = [np.dtype("float16"), BFLOAT16, np.dtype("float32"), np.dtype("float64")]
-COMPLEX = [np.dtype("complex64"), np.dtype("complex128")]
-BOOL = np.dtype("bool")
-DTYPES = [*INTEGERS, *FLOATS, BOOL, *COMPLEX]
-ARITHMETIC = ("sum", "mean", "prod", "min", "max")
-OPS = (*ARITHMETIC, "and", "or", "xor")
-COMBINE = {
-    "sum": np.add,
-    "mean": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-SIZES = range(1, 10)
 ALLREDUCES = plan.algorithms("allreduce")
-CALLS = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
-CALLS += ("gather", "scatter", "alltoall")
-TALL = ("reduce_scatter", "scatter", "alltoall")  # x has a leading axis
-# Above one tile, so that tiles overlap and the in-memory link fills up.
-LARGE = 300_007
-
-
-class Case(NamedTuple):
-    call: str
-    algorithm: str | None
-    dtype: np.dtype[Any]
-    op: str
-    length: int
-    root: int
-
-
-def lengths(size: int) -> list[int]:
-    return sorted({0, 1, max(0, size - 1), size, size + 1, 37, 1023})
-
-
-def legal(dtype: np.dtype[Any], op: str) -> bool:
-    if op == "mean":
-        return dtype in FLOATS or dtype in COMPLEX
-    if op in ("min", "max"):
-        return dtype not in COMPLEX
-    return op in ("sum", "prod") or dtype in INTEGERS or dtype == BOOL
-
-
-def cases(size: int, seed: int) -> list[Case]:
-    rng = np.random.default_rng([seed, size])
-    pairs = [(d, op) for d, op in itertools.product(DTYPES, OPS) if legal(d, op)]
-    drawn: list[Case] = []
-
-    def add(call: str, algorithm: str | None, pair: Any, length: int) -> None:
-        drawn.append(Case(call, algorithm, *pair, length, int(rng.integers(size))))
-
-    for call in CALLS:
-        for algorithm in plan.algorithms(call):
-            for pair in pairs if "reduce" in call else [(d, "sum") for d in DTYPES]:
-                add(call, algorithm, pair, int(rng.choice(lengths(size)[1:])))
-            for length in lengths(size)[algorithm == "direct" :]:  # of nothing, nobody has a part
-                add(call, algorithm, pairs[rng.integers(len(pairs))], length)
-        add(call, None, pairs[rng.integers(len(pairs))], LARGE // size)
-        for algorithm in set(plan.algorithms(call)) - {"line"}:  # which takes small arrays only
-            length = LARGE if call == "allreduce" else LARGE // size
-            add(call, algorithm, pairs[rng.integers(len(pairs))], length)
-    rng.shuffle(drawn)  # type: ignore[arg-type]
-    return [Case(*case) for case in drawn]
-
-
-def contribution(case: Case, number: int, seed: int, size: int, rank: int) -> np.ndarray:
-    """What a rank brings along."""
-    rng = np.random.default_rng([seed, number, rank])
-    shape = (size, case.length) if case.call in TALL else (case.length,)
-    if case.dtype in INTEGERS:
-        info = np.iinfo(case.dtype)
-        return rng.integers(info.min, info.max, shape, case.dtype, endpoint=True)
-    if case.dtype == BOOL:
-        return rng.random(shape) < rng.random()
-    if case.dtype in COMPLEX:  # two primes: their products are exact, and no part is 0 or -0
-        return rng.choice([2 + 1j, 3 + 2j], shape).astype(case.dtype)
-    if case.op == "prod":
-        return rng.choice([-2.0, -1.0, 0.5, 1.0, 2.0], shape).astype(case.dtype)
-    return rng.integers(-8, 8, shape, endpoint=True).astype(case.dtype)
-
-
-def fold(op: str, parts: list[np.ndarray]) -> np.ndarray:
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total = COMBINE[op](total, part)
-    if op != "mean":
-        return total
-    if total.dtype in COMPLEX:  # part by part, where NumPy multiplies by a rounded 1 / n
-        pairs = total.view(total.real.dtype)
-        return (pairs / pairs.dtype.type(len(parts))).view(total.dtype)
-    wide = np.float64 if total.dtype == np.float64 else np.float32
-    return (total.astype(wide) / wide(len(parts))).astype(total.dtype)
-
-
-def expected(case: Case, parts: list[np.ndarray], rank: int) -> np.ndarray | None:
-    if case.call == "broadcast":
-        return parts[case.root]
-    if case.call == "allgather":
-        return np.stack(parts)
-    if case.call == "gather":
-        return np.stack(parts) if rank == case.root else None
-    if case.call == "scatter":
-        return parts[case.root][rank]
-    if case.call == "alltoall":
-        return np.stack([part[rank] for part in parts])
-    if case.call == "reduce" and rank != case.root:
-        return parts[rank]
-    whole = fold(case.op, parts)
-    return whole[rank] if case.call == "reduce_scatter" else whole
-
-
-def perform(group: Group, case: Case, x: np.ndarray) -> np.ndarray:
-    call = getattr(group, case.call)
-    if case.algorithm == "direct":
-        x = shared(group, x)
-    options: dict[str, Any] = {"algorithm": case.algorithm}
-    if "reduce" in case.call:
-        options["op"] = case.op
-    if case.call in ("reduce", "broadcast", "gather", "scatter"):
-        options["root"] = case.root
-    if case.call == "scatter" and group.rank != case.root:
-        # Half of the others have room, half are told how much they need.
-        out = np.empty(case.length, case.dtype) if group.rank % 2 else None
-        return call(None, out=out, **options)
-    return call(x, **options)
 
 
 def shared(group: Group, x: np.ndarray) -> np.ndarray:
@@ -154,33 +20,6 @@ def shared(group: Group, x: np.ndarray) -> np.ndarray:
     array = group.empty(x.shape, x.dtype)
     array[...] = x
     return array
-
-
-def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_everything_against_numpy(ranks, seed, size):
-    """All calls of one group in one long program; each result by bits, on each rank."""
-    drawn = cases(size, seed)
-
-    def work(group: Group) -> list[np.ndarray]:
-        return [
-            perform(group, case, contribution(case, number, seed, size, group.rank))
-            for number, case in enumerate(drawn)
-        ]
-
-    got = ranks(size).values(work)
-    for number, case in enumerate(drawn):
-        parts = [contribution(case, number, seed, size, rank) for rank in range(size)]
-        for rank in range(size):
-            wanted = expected(case, parts, rank)
-            found = got[rank][number]
-            # A product of zeros has a sign that depends on the order; there are no zeros in it.
-            assert same_bits(found, wanted), (case, rank, found, wanted)
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)

@@ -13,46 +13,23 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import torch
 
 import commute
 from commute import plan
 
-DTYPES = [
-    *(np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")),
-    *(np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32"), np.dtype("float64")),
-    *(np.dtype("bool"), np.dtype("complex64"), np.dtype("complex128")),
-]
-COMBINE = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
+sys.path.append(str(Path(__file__).parents[2]))  # for what several rings use
 
-
-def legal(dtype, op):
-    bitwise = op in ("and", "or", "xor")
-    return dtype.kind in "iub" or (not bitwise and (dtype.kind != "c" or op in ("sum", "prod")))
+from reductions import DTYPES, fold
 
 
 def part(dtype, length, rank, number):
     """Numbers that every rank can compute, whose sums and products are exact."""
     rng = np.random.default_rng([number, rank])
     return rng.integers(1, 3, length, endpoint=True).astype(dtype)
-
-
-def folded(op, parts):
-    total = parts[0].copy()
-    for each in parts[1:]:
-        total = COMBINE[op](total, each)
-    return total
 
 
 def soak(world):
@@ -63,7 +40,7 @@ def soak(world):
         kind, root = int(choices.integers(9)), int(choices.integers(world.size))
         length = int(2 ** choices.uniform(0, 13)) - 1
         parts = [part(np.float32, length, rank, number) for rank in range(world.size)]
-        mine, total = parts[world.rank], folded("sum", parts)
+        mine, total = parts[world.rank], fold("sum", parts)
         if kind == 0:
             np.testing.assert_array_equal(world.allreduce(mine.copy()), total)
         elif kind == 1:
@@ -79,81 +56,33 @@ def soak(world):
         elif kind == 5:
             world.barrier()
         else:
-            exchange(world, kind - 6, parts, root, None)
+            exchange(world, kind - 6, parts, root)
 
 
-def exchange(world, kind, parts, root, algorithm):
+def exchange(world, kind, parts, root):
     """One gather, scatter or alltoall of the ranks' parts."""
     mine, at_root = parts[world.rank], world.rank == root
     if kind == 0:
-        got = world.gather(mine, root, algorithm=algorithm)
+        got = world.gather(mine, root)
         assert (got is None) != at_root
         if at_root:
             np.testing.assert_array_equal(got, np.stack(parts))
     elif kind == 1:
-        got = world.scatter(np.stack(parts) if at_root else None, root, algorithm=algorithm)
+        got = world.scatter(np.stack(parts) if at_root else None, root)
         np.testing.assert_array_equal(got, mine)
     else:
         # Rank r gives everyone its part, each in another order.
         sent = np.stack([np.roll(mine, rank) for rank in range(world.size)])
-        got = world.alltoall(sent, algorithm=algorithm)
+        got = world.alltoall(sent)
         np.testing.assert_array_equal(got, [np.roll(each, world.rank) for each in parts])
 
 
-def every_algorithm(world, lengths):
-    """What can be forced by name beside allreduce, for some lengths."""
-    dtypes, number = itertools.cycle(DTYPES), 10_000
-    for call in ("broadcast", "allgather", "reduce_scatter", "gather", "scatter", "alltoall"):
-        for by, length in itertools.product(plan.candidates(call, world._wiring.place), lengths):
-            length = min(length, 2001) if by == "line" else length
-            number, root, dtype = number + 1, number % world.size, next(dtypes)
-            parts = [part(dtype, length, rank, number) for rank in range(world.size)]
-            mine = parts[world.rank]
-            if call == "broadcast":
-                got = world.broadcast(mine.copy(), root, algorithm=by)
-                np.testing.assert_array_equal(got, parts[root])
-            elif call == "allgather":
-                np.testing.assert_array_equal(world.allgather(mine, algorithm=by), np.stack(parts))
-            elif call == "reduce_scatter":
-                got = world.reduce_scatter(np.stack([mine] * world.size), algorithm=by)
-                np.testing.assert_array_equal(got, folded("sum", parts))
-            else:
-                exchange(world, ("gather", "scatter", "alltoall").index(call), parts, root, by)
-    for by in plan.candidates("barrier", world._wiring.place):
-        world.barrier(algorithm=by)
-
-
 def everything(world):
-    """Each collective by each algorithm, dtypes and operations in turn, lengths from 0 to large."""
+    """What is beside the plain calls, which covered.py makes."""
     gathered = world.allgather(np.array(world.rank))  # the call by which ranks met comes first
     assert gathered.tolist() == list(range(world.size))
-    pairs = itertools.cycle([(d, op) for op in COMBINE for d in DTYPES if legal(d, op)])
-    number = 0
-    lengths = (0, 1, world.size - 1, world.size + 1, 1001, 250_003)
-    for algorithm, length in itertools.product(
-        plan.candidates("allreduce", world._wiring.place), lengths
-    ):
-        for _ in range(3):
-            number, (dtype, op) = number + 1, next(pairs)
-            if algorithm == "line":  # for what fits one
-                length = min(length, 2001)
-            parts = [part(dtype, length, rank, number) for rank in range(world.size)]
-            x = parts[world.rank].copy()
-            assert world.allreduce(x, op, algorithm=algorithm) is x
-            np.testing.assert_array_equal(x, folded(op, parts))
-    for length, root in itertools.product(lengths, range(world.size)):
-        number, (dtype, op) = number + 1, next(pairs)
-        parts = [part(dtype, length, rank, number) for rank in range(world.size)]
-        mine = parts[world.rank]
-        np.testing.assert_array_equal(world.broadcast(mine.copy(), root=root), parts[root])
-        reduced = world.reduce(mine.copy(), root=root, op=op)
-        np.testing.assert_array_equal(reduced, folded(op, parts) if world.rank == root else mine)
-        np.testing.assert_array_equal(world.allgather(mine), np.stack(parts))
-        tall = np.stack([mine + rank for rank in range(world.size)]).astype(dtype)
-        wanted = folded(op, [(each + world.rank).astype(dtype) for each in parts])
-        np.testing.assert_array_equal(world.reduce_scatter(tall, op), wanted)
-        world.barrier()
-    every_algorithm(world, lengths)
+    for by in plan.candidates("barrier", world._wiring.place):
+        world.barrier(algorithm=by)
     arrays_that_all_reach(world)
     async_and_messages(world)
     uneven(world)
@@ -171,7 +100,7 @@ def arrays_that_all_reach(world):
         world.allreduce(x[1:])
         direct = shares and x[1:].nbytes > plan.LINE_BYTES
         assert (world.records()[-1]["algorithm"] == "direct") == direct
-        np.testing.assert_array_equal(x[1:], folded("sum", parts)[1:])
+        np.testing.assert_array_equal(x[1:], fold("sum", parts)[1:])
         np.testing.assert_array_equal(x[0], parts[world.rank][0])
         root = number % world.size
         x[:] = parts[world.rank]
@@ -231,7 +160,7 @@ def own_ops(world):
             np.random.default_rng(rank).standard_normal(length).astype("float16")
             for rank in range(world.size)
         ]
-        mine, total = floats[world.rank], folded("sum", floats)
+        mine, total = floats[world.rank], fold("sum", floats)
         reduced = world.reduce(mine.copy(), root, deterministic=True)
         assert reduced.tobytes() == (total if world.rank == root else mine).tobytes()
         tall = np.stack([mine] * world.size)
@@ -301,7 +230,7 @@ def async_and_messages(world):
     gathered = world.allgather(noise)
     assert all(row.tobytes() == noise.tobytes() for row in gathered)  # identical bits
     exact = world.allreduce(np.random.default_rng(world.rank).random(99), deterministic=True)
-    wanted = folded("sum", [np.random.default_rng(rank).random(99) for rank in range(world.size)])
+    wanted = fold("sum", [np.random.default_rng(rank).random(99) for rank in range(world.size)])
     assert exact.tobytes() == wanted.tobytes()
 
 
