@@ -25,7 +25,7 @@ def transpose(world: commute.Group, band: np.ndarray) -> np.ndarray:
     """My band of rows of the transpose, from my band of rows of the matrix."""
     rows, columns = band.shape[0], band.shape[1] // world.size
     blocks = band.T.reshape(world.size, columns, rows)  # block r is for rank r
-    came = world.alltoall(blocks)  # block r is from rank r
+    came: np.ndarray = world.alltoall(blocks)  # block r is from rank r
     return came.transpose(1, 0, 2).reshape(columns, rows * world.size)
 
 
