@@ -13,7 +13,7 @@ import pytest
 
 from cells import SIZES, Cell, check, covered, in_full
 
-AT_ONCE = 100  # cells per deadline of the ranks
+AT_ONCE = 25  # cells per deadline of the ranks
 
 
 def run(ranks: Any, size: int, cells: Iterable[Cell], seed: int) -> int:
