@@ -78,7 +78,10 @@ Segment Segment::map(int fd, size_t bytes) {
   segment.data_ = map_shared(fd, segment.bytes_);
   // All that is there; nothing of its room is reserved when it is passed on.
   constexpr size_t kBlockBytes = 512;
-  segment.populate(0, std::min(segment.bytes_, size_t(found.st_blocks) * kBlockBytes));
+  const size_t there = std::min(segment.bytes_, size_t(found.st_blocks) * kBlockBytes);
+  segment.populate(0, there);
+  if (there < segment.bytes_)
+    ::madvise(segment.data_ + there, segment.bytes_ - there, MADV_DONTDUMP);
   return segment;
 }
 

@@ -155,7 +155,7 @@ def _meet_in_memory(
 ) -> Near:
     """Exchange outboxes with the ranks of this host; all ranks call this and agree."""
     met = np.zeros(group.size, dtype=np.uint8)
-    own, error = _outbox(engine) if wanted else (None, 0)
+    own, error = _outbox(engine, group.size) if wanted else (None, 0)
     if own is None:
         connector.decline_neighbours()
     else:
@@ -168,10 +168,10 @@ def _meet_in_memory(
     return Near(everyone[:, : group.size], everyone[:, group.size], everyone[:, group.size + 1 :])
 
 
-def _outbox(engine: _core.Engine) -> tuple[tuple[int, int] | None, int]:
+def _outbox(engine: _core.Engine, ranks: int) -> tuple[tuple[int, int] | None, int]:
     """The descriptors that neighbours get, or none and the error number."""
     try:
-        return (engine.share_memory(SLOT_BYTES, room_bytes()), engine.event_fd), 0
+        return (engine.share_memory(SLOT_BYTES, room_bytes(ranks)), engine.event_fd), 0
     except OSError as error:
         return None, min(error.errno or errno.ENOMEM, 255)
 

@@ -35,7 +35,7 @@ from commute import _core
 from commute._errors import CommuteError
 from commute._family import Identity, tag_of
 from commute._runner import PEER_LOST
-from commute._shared_arrays import room_bytes
+from commute._shared_arrays import GROUP_BYTES, room_bytes
 from commute._wiring import Part, no_stores
 from commute.cluster.auth import HandshakeError, Purpose
 from commute.plan.choose import SLOT_BYTES
@@ -132,9 +132,10 @@ class Core:
     def __init__(self, engine: _core.Engine, ranks: Sequence[int], *, shares: bool) -> None:
         self.engine = engine
         # Before the engine is first used: whoever sleeps in it must know where it is woken.
-        self.outbox = (
-            (engine.share_memory(SLOT_BYTES, room_bytes()), engine.event_fd) if shares else (-1, -1)
-        )
+        self.outbox = (-1, -1)
+        if shares:
+            room = room_bytes(len(ranks), GROUP_BYTES)
+            self.outbox = (engine.share_memory(SLOT_BYTES, room), engine.event_fd)
         self._ranks = ranks
         self._met: set[int] = set()
         self._lock = threading.Lock()

@@ -29,10 +29,13 @@ import numpy as np
 from commute import _core
 from commute._arrays import Buffer
 
-__all__ = ["Part", "SharedArrays", "room_bytes"]
+__all__ = ["GROUP_BYTES", "Part", "SharedArrays", "room_bytes"]
 
 Array = np.ndarray[Any, Any]
 _NONE: Final = -1
+# Of 128 TB of addresses that a process has: for the rooms of a world, and of each of its groups.
+WORLD_BYTES: Final = 16 << 40
+GROUP_BYTES: Final = 256 << 30
 
 
 class Part(NamedTuple):
@@ -101,12 +104,14 @@ def _check_same(told: Array) -> None:
         )
 
 
-def room_bytes() -> int:
+def room_bytes(ranks: int, mapped: int = WORLD_BYTES) -> int:
     """How much room for arrays a segment has: all memory there is; it takes none until it is used.
 
-    Where a process may have only so much address space, or only files of some size, none.
+    But every rank maps the rooms of all: together they are at most so large. Where a process may
+    have only so much address space, or only files of some size, there is none.
     """
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE))
     if any(limit != resource.RLIM_INFINITY for limit in limits):
         return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    page = os.sysconf("SC_PAGE_SIZE")
+    return min(os.sysconf("SC_PHYS_PAGES") * page, mapped // ranks // page * page)

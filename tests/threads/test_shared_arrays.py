@@ -238,3 +238,33 @@ def test_forcing_it_elsewhere_is_refused(ranks):
             group.allreduce(np.zeros(LARGE), algorithm="direct")
 
     ranks(2).values(work)
+
+
+def test_a_group_has_arrays_of_its_own(ranks):
+    """The world's are ordinary ones for it, and its own for the world."""
+
+    def work(group: Group) -> list[Any]:
+        team = group.group([0, 2])
+        if group.rank == 1:
+            return []
+        x = team.empty(LARGE)
+        x[:] = group.rank + 1
+        team.allreduce(x)
+        return [used(team), float(x[0])]
+
+    assert ranks(3).values(work) == [["direct", 4.0], [], ["direct", 4.0]]
+
+
+def test_own_reductions_and_persistent_operations(ranks):
+    def work(group: Group) -> list[Any]:
+        x = group.empty(LARGE, "int64")
+        x[:] = 6 * (group.rank + 2)
+        group.allreduce(x, np.gcd)
+        seen = [used(group), int(x[-1])]
+        total = group.allreduce_init(x)
+        for _ in range(3):
+            total.start()
+            total.wait()
+        return [*seen, used(group), int(x[0])]
+
+    assert ranks(2).values(work) == [["direct", 6, "direct", 48]] * 2

@@ -48,7 +48,7 @@ class MemoryEngines:
             return self._made[identity.id][rank]
 
     def _make(self, size: int, tag: int) -> list[_core.Engine]:
-        engines = _core.memory_engines(size, self._link_bytes, SLOT_BYTES, room_bytes(), tag)
+        engines = _core.memory_engines(size, self._link_bytes, SLOT_BYTES, room_bytes(size), tag)
         for engine in engines:
             # In memory there is no health thread: a failure of one rank is told to the others
             # directly.
