@@ -24,11 +24,12 @@ def test_hash_covers_header_and_programs() -> None:
         dataclasses.replace(plan, root=1).hash,
         dataclasses.replace(plan, algorithm="bush").hash,
         dataclasses.replace(plan, blocks=(0, 1, 1, 0)).hash,
+        dataclasses.replace(plan, direct=True).hash,
     }
 
     assert same.hash == plan.hash
     assert 0 <= plan.hash < 1 << 64
-    assert len(hashes) == 6
+    assert len(hashes) == 7
 
 
 def test_hash_is_stable() -> None:
@@ -40,7 +41,7 @@ def test_hash_is_stable() -> None:
         [(0, 0, 0, 255, 0, 1, -1, 1, 255, 1, 0, 0, 0)],
         [(1, 0, 0, 255, 0, 0, -1, 255, 1, 1, 0, 0, 0)],
     ]
-    assert plan.hash == 0xDBB8438B912AF597
+    assert plan.hash == 0xE95FADEE7208E5D5
 
 
 def test_programs_cannot_be_changed() -> None:
