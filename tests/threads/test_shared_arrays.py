@@ -90,8 +90,8 @@ def test_another_array_or_another_part_is_a_mismatch(ranks):
     def work(group: Group) -> Any:
         a, b = group.empty(LARGE), group.empty(LARGE)
         a[:], b[:] = 1, 2
-        group.barrier()
         try:
+            group.barrier()  # the others may have failed before this one has left it
             group.allreduce(a if group.rank == 0 else b)
         except commute.MismatchError as error:
             return str(error), float(a.sum()), float(b.sum())
@@ -102,8 +102,8 @@ def test_another_array_or_another_part_is_a_mismatch(ranks):
         assert (first, second) == (1.0 * LARGE, 2.0 * LARGE)
 
     def parts(group: Group) -> Any:
-        a = group.empty(2 * LARGE)
         with pytest.raises(commute.MismatchError):
+            a = group.empty(2 * LARGE)
             group.allreduce(a[group.rank : LARGE + group.rank])
 
     ranks(2).values(parts)
@@ -111,10 +111,9 @@ def test_another_array_or_another_part_is_a_mismatch(ranks):
 
 def test_an_ordinary_array_on_one_rank_is_a_mismatch(ranks):
     def work(group: Group) -> Any:
-        shared = group.empty(LARGE)
-        x = shared if group.rank == 0 else np.zeros(LARGE, "float32")
         with pytest.raises(commute.MismatchError, match="empty"):
-            group.allreduce(x)
+            shared = group.empty(LARGE)  # the others may have failed before this one has it
+            group.allreduce(shared if group.rank == 0 else np.zeros(LARGE, "float32"))
 
     ranks(3).values(work)
 
