@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <system_error>
 
 #include "operation.h"
@@ -19,6 +20,11 @@ inline Clock::time_point after(Clock::time_point now, double seconds) {
   if (seconds > 1e9) return Clock::time_point::max();
   return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
+
+// How waits treat the GIL (fast_call.cc says why), and how long they last at most.
+constexpr uint64_t kHeldBytes = 4096;
+constexpr std::chrono::microseconds kHoldGil{2};
+constexpr std::chrono::milliseconds kSlice{100};
 
 // New shared memory, as a descriptor to be passed on. Raises std::system_error.
 inline int new_segment(size_t bytes) {

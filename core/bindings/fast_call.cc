@@ -32,9 +32,6 @@ namespace nb = nanobind;
 namespace commute::bindings {
 namespace {
 
-constexpr uint64_t kHeldBytes = 4096;
-constexpr std::chrono::microseconds kHoldGil{2};
-constexpr std::chrono::milliseconds kSlice{100};
 constexpr int kUsable = 0x0001 | 0x0100 | 0x0400;  // C contiguous, aligned, writeable
 
 struct ArrayFields {

@@ -22,10 +22,6 @@ namespace nb = nanobind;
 namespace commute::bindings {
 namespace {
 
-constexpr uint64_t kHeldBytes = 4096;
-constexpr std::chrono::microseconds kHoldGil{2};
-constexpr std::chrono::milliseconds kSlice{100};
-
 class Persistent {
  public:
   // finish(operation, timeout), refuse(started), park(operation, keep): see above.

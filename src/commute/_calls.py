@@ -24,7 +24,7 @@ from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
 from commute._reductions import SUM, OpLike, Reduction, reduction
 from commute._runner import Runner
-from commute._shared_arrays import Part, SharedArrays
+from commute._shared_arrays import SharedArrays, SharedPart
 from commute._wiring import Wiring
 from commute.plan import Collective
 
@@ -41,6 +41,11 @@ class Call(NamedTuple):
     result: Any
     op: Reduction = SUM
     root: int = 0
+
+    def arguments(self) -> tuple[int, int, int, int, int, bool]:
+        """As the core takes them."""
+        at = self.source.address, self.target.address
+        return (*at, self.elements, self.source.dtype, self.op.code, self.op.mean)
 
 
 class Calls:
@@ -159,12 +164,7 @@ class Calls:
         return self._runner.start(
             lambda: self._runner.engine.submit(
                 executor,
-                call.source.address,
-                call.target.address,
-                call.elements,
-                call.source.dtype,
-                call.op.code,
-                call.op.mean,
+                *call.arguments(),
                 limit,
                 background,
                 call.op.combine,
@@ -175,7 +175,7 @@ class Calls:
 
     def _executor(
         self, call: Call, algorithm: str | None, deterministic: bool, limit: float
-    ) -> tuple[_core.Executor, Part | None]:
+    ) -> tuple[_core.Executor, SharedPart | None]:
         """The bound plan of the algorithm that is chosen; its links are opened at first use.
 
         Of a direct plan also the array that all ranks have, and which part of it is called with.
@@ -204,7 +204,7 @@ class Calls:
             fast.learn(call.collective, found, call.source.nbytes)
         return found, None
 
-    def _part(self, call: Call) -> Part | None:
+    def _part(self, call: Call) -> SharedPart | None:
         """Of the array that is worked on in place, if all ranks reach it."""
         if self._shared is None or call.source.address != call.target.address:
             return None

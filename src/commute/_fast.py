@@ -16,7 +16,7 @@ import numpy as np
 from commute import _core
 from commute._arrays import CODES, Buffer
 from commute._runner import Runner
-from commute._shared_arrays import Part
+from commute._shared_arrays import SharedPart
 from commute.plan import Collective
 
 TAKEN_OVER = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.BARRIER)
@@ -58,7 +58,7 @@ class FastCalls:
             self._learn_tensors(torch)
 
     def learn_direct(
-        self, collective: Collective, executor: _core.Executor, buffer: Buffer, part: Part
+        self, collective: Collective, executor: _core.Executor, buffer: Buffer, part: SharedPart
     ) -> None:
         """This is the plan for this part of an array that all ranks reach."""
         call = self.calls.get(collective)

@@ -237,12 +237,7 @@ class PersistentCalls(Exchanges):
             _core.Persistent(
                 runner.engine,
                 executor,
-                call.source.address,
-                call.target.address,
-                call.elements,
-                call.source.dtype,
-                call.op.code,
-                call.op.mean,
+                *call.arguments(),
                 limit,
                 call.op.combine,
                 array,

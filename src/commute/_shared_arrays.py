@@ -29,7 +29,7 @@ import numpy as np
 from commute import _core
 from commute._arrays import Buffer
 
-__all__ = ["GROUP_BYTES", "Part", "SharedArrays", "room_bytes"]
+__all__ = ["GROUP_BYTES", "SharedArrays", "SharedPart", "room_bytes"]
 
 Array = np.ndarray[Any, Any]
 _NONE: Final = -1
@@ -38,7 +38,7 @@ WORLD_BYTES: Final = 16 << 40
 GROUP_BYTES: Final = 256 << 30
 
 
-class Part(NamedTuple):
+class SharedPart(NamedTuple):
     """A part of an array that all ranks have."""
 
     array: _core.SharedArray
@@ -81,12 +81,12 @@ class SharedArrays:
         self._enter(_Entry(raw.ctypes.data, raw.ctypes.data + nbytes, array))
         return raw.view(dtype).reshape(shape)
 
-    def find(self, buffer: Buffer) -> Part | None:
+    def find(self, buffer: Buffer) -> SharedPart | None:
         """The array that this buffer is part of."""
         at = bisect_right(self._begins, buffer.address) - 1
         if at < 0 or buffer.address + buffer.nbytes > self._entries[at].end:
             return None
-        return Part(self._entries[at].array, buffer.address - self._entries[at].begin)
+        return SharedPart(self._entries[at].array, buffer.address - self._entries[at].begin)
 
     def _enter(self, new: _Entry) -> None:
         kept = [one for one in self._entries if one.end <= new.begin or new.end <= one.begin]
