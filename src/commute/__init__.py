@@ -4,7 +4,7 @@
 The map, from what you call to what moves bytes:
 
     _init      commute.init(): which job is this process part of, and joining it
-    _group     Group: ranks and collectives
+    group/     Group: ranks and collectives; groups of groups; arrays that all ranks reach
     store/     Store: tables, push, pull, clocks; servers
     plan/      algorithms as data, proved before they run (pure)
     cluster/   launching, joining, the coordinator
@@ -35,10 +35,10 @@ from commute._errors import (
     SlotLostError,
     UnknownTableError,
 )
-from commute._group import Group
 from commute._handle import Handle
 from commute._init import init
 from commute._version import __version__
+from commute.group import Group
 from commute.store.connection import Connection, connect
 from commute.store.dense import DenseTable
 from commute.store.initial import Normal, Uniform

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from commute import _core
 from commute._errors import JoinError
-from commute._group import Group
 from commute._runner import Peer, Runner
 from commute._settings import Settings
 from commute._wiring import ReadyWiring
+from commute.group import Group
 
 if TYPE_CHECKING:
     from commute.cluster.environment import Place

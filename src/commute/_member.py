@@ -23,18 +23,18 @@ from numpy.typing import NDArray
 
 from commute import _core
 from commute._cores import usable_cores
-from commute._family import Identity
-from commute._group import Group
-from commute._part import Links, Parts, Surroundings, part_of
 from commute._runner import Peer, Runner
 from commute._settings import Settings
-from commute._shared_arrays import room_bytes
 from commute._wiring import Part
 from commute.cluster.addresses import is_loopback
 from commute.cluster.connector import Connector
 from commute.cluster.environment import Place
 from commute.cluster.join import Membership, join
 from commute.cluster.rendezvous import find_coordinator
+from commute.group import Group
+from commute.group.family import Identity
+from commute.group.part import Links, Parts, Surroundings, part_of
+from commute.group.shared_arrays import room_bytes
 from commute.plan.choose import SLOT_BYTES
 from commute.store.gather import Invitation, gather
 from commute.store.links import StoreLinks

@@ -16,9 +16,9 @@ from commute._errors import CommuteError
 
 if TYPE_CHECKING:
     from commute import _core
-    from commute._family import Identity
-    from commute._group import Group
     from commute._runner import Watcher
+    from commute.group import Group
+    from commute.group.family import Identity
     from commute.store.links import StoreLinks
 
 

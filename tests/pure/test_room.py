@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from commute._shared_arrays import GROUP_BYTES, room_bytes
+from commute.group.shared_arrays import GROUP_BYTES, room_bytes
 
 PAGE = resource.getpagesize()
 

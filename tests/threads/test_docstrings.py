@@ -7,12 +7,12 @@ import importlib
 import pytest
 
 MODULES = (
-    *("commute._exchanges", "commute._group", "commute._handle", "commute._init"),
+    *("commute.group.exchanges", "commute.group.group", "commute._handle", "commute._init"),
     *(
-        "commute._messages",
-        "commute._neighbors",
-        "commute._persistent",
-        "commute._uneven",
+        "commute.group.messages",
+        "commute.group.neighbors",
+        "commute.group.persistent",
+        "commute.group.uneven",
         "commute.testing",
     ),
     *("commute.store.initial", "commute.store.updates"),

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from commute._group import Group
+from commute.group import Group
 from commute.learn.documents import encoded
 from commute.learn.metrics import Metrics
 from commute.learn.reader import Batch

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from commute._group import Group
+from commute.group import Group
 from commute.learn.cache import cached
 from commute.learn.linear import gradients, scores
 from commute.learn.metrics import Metrics

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from commute._errors import CommuteError
-from commute._group import Group
 from commute._init import init
+from commute.group import Group
 from commute.learn.documents import decoded
 from commute.learn.metrics import Metrics
 from commute.learn.model import Card, write_card

@@ -36,7 +36,7 @@ from commute.cluster.join import Membership, join
 from commute.store.links import StoreLinks
 
 if TYPE_CHECKING:
-    from commute._group import Group
+    from commute.group import Group
 
 __all__ = ["Invitation", "gather", "store_world"]
 

@@ -30,7 +30,7 @@ from commute.store.table import NAMES, Table, number_as
 from commute.store.updates import FTRL, Update, core_update
 
 if TYPE_CHECKING:
-    from commute._group import Group
+    from commute.group import Group
 
 __all__ = ["Store"]
 

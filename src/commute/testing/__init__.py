@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from commute import _core
-from commute._family import Identity
-from commute._group import Group
 from commute._runner import Peer, Runner
-from commute._shared_arrays import room_bytes
 from commute._wiring import ReadyWiring
+from commute.group import Group
+from commute.group.family import Identity
+from commute.group.shared_arrays import room_bytes
 from commute.testing.memory_server import MemoryServer
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from commute import _core
 from commute.store.links import SLOTS, StoreLinks, replay_of
 
 if TYPE_CHECKING:
-    from commute._group import Group
+    from commute.group import Group
 
 __all__ = ["MemoryServer"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from commute._group import Group
+from commute.group import Group
 
 _COPIES = 20
 _SMALL_BYTES = 1 << 20  # below, several calls per barrier

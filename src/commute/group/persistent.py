@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 from commute import _core
-from commute._calls import Call
 from commute._errors import ArrayError, CommuteError
-from commute._exchanges import Exchanges
 from commute._handle import Handle
-from commute._reductions import OpLike
 from commute._runner import Runner
+from commute.group.calls import Call
+from commute.group.exchanges import Exchanges
+from commute.group.reductions import OpLike
 from commute.plan import Collective
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from commute import _core
 from commute._arrays import CODES, Buffer
 from commute._runner import Runner
-from commute._shared_arrays import SharedPart
+from commute.group.shared_arrays import SharedPart
 from commute.plan import Collective
 
 TAKEN_OVER = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.BARRIER)

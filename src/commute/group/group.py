@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from commute._errors import CommuteError
-from commute._family import Family, Identity
 from commute._handle import Handle
-from commute._persistent import PersistentCalls
-from commute._ranks import Ranks
-from commute._reductions import OpLike
 from commute._runner import Runner
-from commute._uneven import UnevenExchanges
 from commute._wiring import Wiring
+from commute.group.family import Family, Identity
+from commute.group.persistent import PersistentCalls
+from commute.group.ranks import Ranks
+from commute.group.reductions import OpLike
+from commute.group.uneven import UnevenExchanges
 from commute.plan import Collective
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ import numpy as np
 from commute import _core
 from commute import plan as plans
 from commute._arrays import HALVES, Buffer, empty_like, overlap, reading, writing
-from commute._bound import core_plan
-from commute._fast import TAKEN_OVER, FastCalls
 from commute._handle import Handle
-from commute._reductions import SUM, OpLike, Reduction, reduction
 from commute._runner import Runner
-from commute._shared_arrays import SharedArrays, SharedPart
 from commute._wiring import Wiring
+from commute.group.bound import core_plan
+from commute.group.fast import TAKEN_OVER, FastCalls
+from commute.group.reductions import SUM, OpLike, Reduction, reduction
+from commute.group.shared_arrays import SharedArrays, SharedPart
 from commute.plan import Collective
 
 NOTHING: Final = Buffer(0, 0, 1, (), 0, None)

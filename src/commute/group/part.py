@@ -33,16 +33,16 @@ from typing import TYPE_CHECKING
 
 from commute import _core
 from commute._errors import CommuteError
-from commute._family import Identity, tag_of
 from commute._runner import PEER_LOST
-from commute._shared_arrays import GROUP_BYTES, room_bytes
 from commute._wiring import Part, no_stores
 from commute.cluster.auth import HandshakeError, Purpose
+from commute.group.family import Identity, tag_of
+from commute.group.shared_arrays import GROUP_BYTES, room_bytes
 from commute.plan.choose import SLOT_BYTES
 
 if TYPE_CHECKING:
-    from commute._group import Group
     from commute.cluster.connector import Connector
+    from commute.group.group import Group
     from commute.store.links import StoreLinks
 
 _SHARED = {Purpose.COLLECTIVE: Purpose.SHARED_COLLECTIVE, Purpose.PAIR: Purpose.SHARED_PAIR}

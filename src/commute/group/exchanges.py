@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gather, scatter and alltoall: the calls of a group that move blocks and add nothing.
 
-`Exchanges` is the part of `Group` that has them; see _group.py for how a call goes on.
+`Exchanges` is the part of `Group` that has them; see calls.py for how a call goes on.
 
 A rank that takes part in a scatter with nothing but None does not know what it will get. So each
 scatter begins with a broadcast of its *head*, the root's shape and dtype, as nobody but a rank
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from commute._arrays import Buffer, empty_like, empty_of, is_tensor, reading, writing
-from commute._calls import NOTHING, Call, Calls
 from commute._handle import Handle
+from commute.group.calls import NOTHING, Call, Calls
 from commute.plan import Collective, choose
 
 AXES_MAX = 64  # as many as NumPy has

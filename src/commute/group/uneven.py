@@ -21,9 +21,9 @@ import numpy as np
 
 from commute import _core
 from commute._arrays import Buffer, copy_into, empty_like, reading, writing
-from commute._exchanges import Exchanges
 from commute._handle import Handle
-from commute._messages import Messages
+from commute.group.exchanges import Exchanges
+from commute.group.messages import Messages
 
 
 class UnevenExchanges(Exchanges, Messages):

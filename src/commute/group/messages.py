@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from commute import _core
 from commute._arrays import Buffer, copy_into, empty_like, overlap, reading, writing
-from commute._calls import Calls
 from commute._handle import Handle
-from commute._scatter_gather import deal, scatter_gather
+from commute.group.calls import Calls
+from commute.group.scatter_gather import deal, scatter_gather
 
 if TYPE_CHECKING:
-    from commute._neighbors import Neighbors
+    from commute.group.neighbors import Neighbors
 
 
 class Messages(Calls):
@@ -168,7 +168,7 @@ class Messages(Calls):
             shape: how many ranks along each axis; their product is the group's size.
             periodic: whether the ends of an axis are neighbours; for all axes, or one for each.
         """
-        from commute._neighbors import Neighbors
+        from commute.group.neighbors import Neighbors
 
         return Neighbors(self, shape, periodic)
 

@@ -18,11 +18,11 @@ from typing import Self, SupportsIndex, overload
 import numpy as np
 
 from commute import _core
-from commute._calls import Calls
 from commute._errors import CommuteError
-from commute._family import Family, Identity
 from commute._runner import Peer, Runner
 from commute._wiring import Wiring
+from commute.group.calls import Calls
+from commute.group.family import Family, Identity
 
 
 class Ranks(Calls):

@@ -24,7 +24,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commute._messages import Messages
+    from commute.group.messages import Messages
 
 AXES_MAX = 3
 

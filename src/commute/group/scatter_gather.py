@@ -20,7 +20,7 @@ from commute import _core
 from commute._arrays import copy_into, empty_like, overlap, reading, writing
 
 if TYPE_CHECKING:
-    from commute._messages import Messages
+    from commute.group.messages import Messages
 
 _CALL = "scatter_gather"
 
