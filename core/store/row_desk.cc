@@ -45,6 +45,7 @@ class RowDesk::Fetcher {
   struct Row {
     Rows* rows;
     uint64_t rest;
+    uint32_t slot;
   };
 
   // Row `i` is about to be used.
@@ -54,8 +55,9 @@ class RowDesk::Fetcher {
     const auto slots = static_cast<uint32_t>(desk_.rows_.size());
     to(end + kSlotAhead, slots_, [&](size_t i) {
       const uint64_t hash = hash_of(keys_[i]);
+      const uint32_t slot = slot_of(hash, slots);
       Row& row = ring_[i % kRing];
-      row = {desk_.rows_[slot_of(hash, slots)], rest_of(hash, slots)};
+      row = {desk_.rows_[slot], rest_of(hash, slots), slot};
       row.rows->prefetch();
     });
     to(end + kPageAhead, pages_, [&](size_t i) {
@@ -66,7 +68,7 @@ class RowDesk::Fetcher {
     });
     to(end + kFindAhead, found_, [&](size_t i) {
       if (!known_) places_[i] = at(i).rows->find(keys_[i], at(i).rest);
-      at(i).rows->prefetch_block(places_[i]);
+      if (!inline_) at(i).rows->prefetch_block(places_[i]);
     });
     // A row in its bucket was fetched with it.
     if (known_ || !inline_)
@@ -175,7 +177,7 @@ std::vector<std::byte> RowDesk::values(KeyList& list) {
   Fetcher fetcher(*this, keys, list.places.data(), known, row_bytes);
   for (size_t i = 0; i < count; ++i) {
     fetcher.advance(i);
-    const auto& [rows, rest] = fetcher.at(i);
+    const auto& [rows, rest, slot] = fetcher.at(i);
     std::byte* const to = values.data() + i * row_bytes;
     if (!known && list.places[i] == Rows::kAbsent)  // a moment ago
       rows->copy_initial(keys[i], to);
@@ -195,11 +197,14 @@ void RowDesk::apply(SlotOp op, const Record& record) {
   if (known) std::copy_n(op.places, keys.size(), places.begin());
   if (op.kind == OpKind::kDrop) ++epoch_;
   Fetcher fetcher(*this, keys, places.data(), known, spec().layout().bytes);
-  const auto slots = static_cast<uint32_t>(rows_.size());
+  const auto slot_at = [&](size_t i) {
+    fetcher.advance(i);
+    return fetcher.at(i).slot;
+  };
   for (size_t begin = 0; begin < keys.size();) {
-    const uint32_t slot = slot_of(hash_of(keys[begin]), slots);
-    size_t end = begin;
-    while (end < keys.size() && slot_of(hash_of(keys[end]), slots) == slot) fetcher.advance(end++);
+    const uint32_t slot = slot_at(begin);
+    size_t end = begin + 1;
+    while (end < keys.size() && slot_at(end) == slot) ++end;
     op.keys = keys.subspan(begin, end - begin);
     op.payload = payload.subspan(begin * row_bytes, (end - begin) * row_bytes);
     op.places = places.data() + begin;

@@ -8,58 +8,37 @@
 #include <type_traits>
 #include <utility>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 namespace commute {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kBlockBytes = 8192;  // of the arena, at most, unless a row is larger
-constexpr size_t kLineBytes = 64;
-constexpr size_t kRowLines = 4;    // of a row are fetched ahead; the processor sees how it goes on
-constexpr size_t kEntriesMin = 4;  // of a bucket, if it can be
-constexpr size_t kKeysMax = 7;     // in a bucket: as many as a line has room for, beside the meta
+constexpr size_t kEntriesMin = 4;     // of a bucket, if it can be
+constexpr size_t kBucketBytesMax = 256;
+
+// How many entries may be used, and by how much the buckets grow then. Growing takes most of the
+// time of making a row: rows of FTRL, with their key, take at most 1.8 times their bytes this way.
+struct Share {
+  uint32_t of, in;
+};
+constexpr Share kUsedMax{5, 6};
+constexpr Share kGrowth{7, 5};
 
 size_t rounded_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
-void fetch(const std::byte* begin, size_t bytes) {
-  const std::byte* line = begin - reinterpret_cast<uintptr_t>(begin) % kLineBytes;
-  for (; line < begin + bytes; line += kLineBytes) __builtin_prefetch(line);
+// Few of them, for which a call takes longer than the moves.
+void copy_words(std::byte* to, const std::byte* from, size_t bytes) {
+  size_t at = 0;
+  for (; at + sizeof(uint32_t) <= bytes; at += sizeof(uint32_t))
+    std::memcpy(to + at, from + at, sizeof(uint32_t));
+  for (; at < bytes; ++at) to[at] = from[at];
 }
 
 // So that nothing is lost between the taking of a block and its entry here.
 void make_room(std::vector<std::byte*>& blocks) {
   if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() + blocks.size() / 2 + 1);
-}
-
-// A bit for each of the first seven words that is the key. All are in the bucket, whether they are
-// keys or not: `used` tells. Without a branch, for nobody can guess which it is.
-uint32_t matches(const std::byte* bucket, uint64_t key) {
-#ifdef __SSE2__
-  // Both halves of a word must be equal: 16 instructions instead of 35.
-  const __m128i wanted = _mm_set1_epi64x(static_cast<long long>(key));
-  const auto* const pairs = reinterpret_cast<const __m128i*>(bucket);
-  const auto equal = [&](size_t pair) {
-    return _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(pairs + pair), wanted));
-  };
-  const auto four = [&](size_t pair) {
-    const __m128 a = equal(pair), b = equal(pair + 1);
-    const __m128 low = _mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0));
-    const __m128 high = _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1));
-    return static_cast<uint32_t>(_mm_movemask_ps(_mm_and_ps(low, high)));
-  };
-  return four(0) | four(2) << 4;
-#else
-  // Compared where they are: copied, they would go through the stack, at three times the cost.
-  const auto* const words = reinterpret_cast<const uint64_t*>(bucket);
-  uint32_t found = 0;
-  for (uint32_t i = 0; i < kKeysMax; ++i) found |= static_cast<uint32_t>(words[i] == key) << i;
-  return found;
-#endif
 }
 
 // Random numbers that depend on a seed and a key (splitmix64).
@@ -270,63 +249,15 @@ size_t Rows::memory() const {
   return index_.size() * kPageBytes + blocks_.size() * (size_t{row_bytes_} << block_shift_);
 }
 
-void Rows::prefetch_bucket(uint64_t rest) const {
-  if (homes_ != 0) fetch(bucket(home_of(rest)), size_t{1} << bucket_shift_);
-}
-
-inline bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
-  if (homes_ == 0) return false;
-  for (uint32_t number = home_of(rest);; ++number) {
-    std::byte* const here = bucket(number);
-    const uint32_t state = meta(here);
-    const uint32_t found = matches(here, key) & state;
-    if (found != 0) {
-      spot = {number, static_cast<uint32_t>(std::countr_zero(found))};
-      return true;
-    }
-    if ((state & kPassedOn) == 0) return false;
-  }
-}
-
-Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
-  Spot spot;
-  if (!locate(key, rest, spot)) return kAbsent;
-  return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
-}
-
-void Rows::prefetch_row(Place place, size_t bytes) const {
-  if (place >= kUnknown) return;
-  if (inline_) return fetch(bucket(place >> kEntryBits), size_t{1} << bucket_shift_);
-  fetch(numbered(place), std::min<size_t>(bytes, kRowLines * kLineBytes));
-}
-
-std::byte* Rows::at(Place place, uint64_t key) const {
-  if (place >= kUnknown) return nullptr;
-  if (!inline_) return numbered(place);
-  std::byte* const here = bucket(place >> kEntryBits);
-  const uint32_t entry = place & ((1u << kEntryBits) - 1);
-  return matches(here, key) & used(here) & 1u << entry ? payload(here, entry) : nullptr;
-}
-
 std::byte* Rows::at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled) {
   if (std::byte* const row = at(hint, key)) return row;
   Spot spot;
   return locate(key, rest, spot) ? row(bucket(spot.bucket), spot.entry) : make(key, rest, filled);
 }
 
-void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const {
-  const std::byte* from = at(hint, key);
-  if (Spot spot; from == nullptr && locate(key, rest, spot))
-    from = row(bucket(spot.bucket), spot.entry);
-  if (from != nullptr)
-    std::memcpy(to, from, value_bytes_);
-  else
-    copy_initial(key, to);
-}
-
 std::byte* Rows::make(uint64_t key, uint64_t rest, bool filled) {
   const auto pages = static_cast<uint32_t>(index_.size());
-  if (size_ >= limit_) grow(std::max(pages + 1, pages * 5 / 4));
+  if (is_full()) grow(std::max(pages + 1, pages * kGrowth.of / kGrowth.in));
   std::byte* made;
   if (inline_) {
     made = insert(key, rest);
@@ -385,30 +316,41 @@ void Rows::add_page() {
   index_.push_back(pages_->take(kPageBytes));
 }
 
-// An entry's home moves up, so from the last page to the first each finds room: its place is in
-// this page, or a later one, which are done. Only one that had been passed on over a page's border
-// may belong before; it is held until that page's turn. Memory is asked for before anything moves,
-// except where keys were chosen to collide and run off the end: if there is none then, rows are
-// lost.
+// An entry's home moves up, so from the last bucket to the first each finds room: its place is in
+// this bucket, or a later one, which are done. Only one that had been passed on may belong before;
+// it is held until that bucket's turn. Memory is asked for before anything moves, except where keys
+// were chosen to collide and run off the end: if there is none then, rows are lost.
 void Rows::grow(uint32_t pages) {
-  auto page = static_cast<uint32_t>(index_.size());
+  auto number = static_cast<uint32_t>(index_.size()) << page_shift_;
+  const size_t stride = sizeof(uint64_t) + payload_bytes_;
   std::vector<std::byte> held, kept;
   held.reserve(kPageBytes);
+  kept.reserve(kPageBytes);
   while (index_.size() < pages) add_page();
   homes_ = (pages << page_shift_) - kTail;
-  limit_ = static_cast<uint32_t>(uint64_t{homes_} * layout_.entries * 4 / 5);
+  limit_ = static_cast<uint32_t>(uint64_t{homes_} * layout_.entries * kUsedMax.of / kUsedMax.in);
 
-  const size_t stride = sizeof(uint64_t) + payload_bytes_;
-  while (page-- > 0) {
-    drain(page, held);
+  alignas(kCacheLineBytes) std::byte taken[kBucketBytesMax];
+  const auto move = [&](uint64_t key, const std::byte* payload) {
+    const uint64_t rest = rest_of(hash_of(key), slots_);
+    if (home_of(rest) >= number) return copy_words(insert(key, rest), payload, payload_bytes_);
+    kept.resize(kept.size() + stride);
+    std::byte* const end = kept.data() + kept.size();
+    std::memcpy(end - stride, &key, sizeof key);
+    std::memcpy(end - payload_bytes_, payload, payload_bytes_);
+  };
+  while (number-- > 0) {
+    std::byte* const here = bucket(number);
+    std::memcpy(taken, here, size_t{1} << bucket_shift_);
+    meta(here) = 0;
     for (size_t at = 0; at < held.size(); at += stride) {
       uint64_t key;
       std::memcpy(&key, &held[at], sizeof key);
-      const uint64_t rest = rest_of(hash_of(key), slots_);
-      if (home_of(rest) >> page_shift_ < page)
-        kept.insert(kept.end(), &held[at], &held[at] + stride);
-      else
-        std::memcpy(insert(key, rest), &held[at] + sizeof key, payload_bytes_);
+      move(key, &held[at] + sizeof key);
+    }
+    for (uint32_t left = used(taken); left != 0; left &= left - 1) {
+      const auto entry = static_cast<uint32_t>(std::countr_zero(left));
+      move(Rows::key(taken, entry), payload(taken, entry));
     }
     held.swap(kept);
     kept.clear();
@@ -418,24 +360,8 @@ void Rows::grow(uint32_t pages) {
 void Rows::reserve(size_t rows) {
   rows = std::min<size_t>(rows, kUnknown);
   if (rows <= limit_) return;
-  const size_t homes = rows * 5 / 4 / layout_.entries + 1;
+  const size_t homes = rows * kUsedMax.in / kUsedMax.of / layout_.entries + 1;
   grow(static_cast<uint32_t>(((homes + kTail) >> page_shift_) + 1));
-}
-
-void Rows::drain(uint32_t page, std::vector<std::byte>& held) {
-  const size_t stride = sizeof(uint64_t) + payload_bytes_;
-  for (uint32_t i = page << page_shift_; i < (page + 1) << page_shift_; ++i) {
-    std::byte* const here = bucket(i);
-    size_t end = held.size();
-    held.resize(end + layout_.entries * stride);
-    for (uint32_t left = used(here); left != 0; left &= left - 1, end += stride) {
-      const auto entry = static_cast<uint32_t>(std::countr_zero(left));
-      std::memcpy(&held[end], &key(here, entry), sizeof(uint64_t));
-      std::memcpy(&held[end] + sizeof(uint64_t), payload(here, entry), payload_bytes_);
-    }
-    held.resize(end);
-    meta(here) = 0;
-  }
 }
 
 bool Rows::drop(uint64_t key, uint64_t rest) {

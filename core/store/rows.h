@@ -10,9 +10,9 @@
 //         | touched?                       the clock of the last contribution, where rows expire
 //
 // An entry's home is hash * buckets / 2^64, so entries lie roughly in the order of their hashes; a
-// full bucket passes on to the next. When 4 of 5 entries are used, a quarter more buckets are added
-// at the end and the entries move up in place, from the last to the first: nothing is freed, and
-// nobody waits for a table of millions to be copied.
+// full bucket passes on to the next. When 5 of 6 entries are used, buckets are added at the end and
+// the entries move up in place, from the last to the first: nothing is freed, and nobody waits for
+// a table of millions to be copied.
 //
 // Every uint64 is a legal key. A row that nobody has pushed is not there; what it would hold is
 // given by `initial_row`, from the table's seed and the key.
@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "dtype.h"
+#include "store/bucket.h"
 #include "store/pages.h"
 #include "store/update.h"
 
@@ -106,17 +107,19 @@ class Rows {
 
   // A look-up in steps, so that many can be under way: each fetches what the next one reads.
   // `rest` is rest_of(hash_of(key)).
-  void prefetch() const { __builtin_prefetch(this), __builtin_prefetch(&value_bytes_); }
+  void prefetch() const { commute::prefetch(this), commute::prefetch(&value_bytes_); }
   void prefetch_page(uint64_t rest) const {
-    __builtin_prefetch(index_.data() + (home_of(rest) >> page_shift_));
+    commute::prefetch(index_.data() + (home_of(rest) >> page_shift_));
   }
-  void prefetch_bucket(uint64_t rest) const;
+  void prefetch_bucket(uint64_t rest) const {
+    if (homes_ != 0) prefetch_lines(bucket(home_of(rest)), size_t{1} << bucket_shift_);
+  }
   Place find(uint64_t key, uint64_t rest) const;
   // Any place: fetching from nowhere does nothing, and asking first costs more.
   void prefetch_block(Place place) const {
     const auto table = reinterpret_cast<uintptr_t>(blocks_.data());
-    __builtin_prefetch(reinterpret_cast<const void*>(table + (size_t{place} >> block_shift_) *
-                                                                 sizeof blocks_.front()));
+    commute::prefetch(reinterpret_cast<const void*>(table + (size_t{place} >> block_shift_) *
+                                                                sizeof blocks_.front()));
   }
   // `bytes` of it: the value, or all.
   void prefetch_row(Place place, size_t bytes) const;
@@ -135,6 +138,8 @@ class Rows {
   std::byte* at_or_make_empty(uint64_t key, uint64_t rest, Place hint) {
     return at_or_make(key, rest, hint, false);
   }
+  // Whether making another row would move those that are inline.
+  bool is_full() const { return size_ >= limit_; }
   // What a pull gets: the value of the row, or the initial one.
   void copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const;
   void copy_initial(uint64_t key, std::byte* to) const {
@@ -211,7 +216,6 @@ class Rows {
   std::byte* insert(uint64_t key, uint64_t rest);
   void grow(uint32_t pages);
   void add_page();
-  void drain(uint32_t page, std::vector<std::byte>& held);
   void close_gap(uint32_t home, uint32_t gap);
   bool move_back(uint32_t from, uint32_t gap);
   uint32_t least_home(uint32_t number) const;
@@ -242,6 +246,55 @@ class Rows {
   std::shared_ptr<Pages> pages_;
 };
 
+// What every row of every call goes through is here, so that it becomes part of its loops.
+
+inline bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
+  if (homes_ == 0) return false;
+  for (uint32_t number = home_of(rest);; ++number) {
+    std::byte* const here = bucket(number);
+    const uint32_t state = meta(here);
+    const uint32_t found = equal_keys(here, key) & state;
+    if (found != 0) {
+      spot = {number, static_cast<uint32_t>(std::countr_zero(found))};
+      return true;
+    }
+    if ((state & kPassedOn) == 0) return false;
+  }
+}
+
+inline Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
+  Spot spot;
+  if (!locate(key, rest, spot)) return kAbsent;
+  return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
+}
+
+inline void Rows::prefetch_row(Place place, size_t bytes) const {
+  if (place >= kUnknown) return;
+  if (inline_) return prefetch_lines(bucket(place >> kEntryBits), size_t{1} << bucket_shift_);
+  prefetch_lines(numbered(place), bytes);
+}
+
+inline std::byte* Rows::at(Place place, uint64_t key) const {
+  if (place >= kUnknown) return nullptr;
+  if (!inline_) return numbered(place);
+  std::byte* const here = bucket(place >> kEntryBits);
+  const uint32_t entry = place & ((1u << kEntryBits) - 1);
+  const bool is_there = Rows::key(here, entry) == key && (used(here) >> entry & 1) != 0;
+  return is_there ? payload(here, entry) : nullptr;
+}
+
+inline void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const {
+  const std::byte* from = at(hint, key);
+  if (Spot spot; from == nullptr && locate(key, rest, spot))
+    from = row(bucket(spot.bucket), spot.entry);
+  if (from == nullptr)
+    copy_initial(key, to);
+  else if (value_bytes_ == sizeof(float))  // a plain move
+    std::memcpy(to, from, sizeof(float));
+  else
+    std::memcpy(to, from, value_bytes_);
+}
+
 template <class F>
 void Rows::each(F f) const {
   const auto buckets = static_cast<uint32_t>(index_.size()) << page_shift_;
@@ -249,7 +302,7 @@ void Rows::each(F f) const {
     if (!inline_ && i + kEachAhead < buckets) {
       std::byte* const later = bucket(i + kEachAhead);
       for (uint32_t left = used(later); left != 0; left &= left - 1)
-        __builtin_prefetch(row(later, static_cast<uint32_t>(std::countr_zero(left))));
+        commute::prefetch(row(later, static_cast<uint32_t>(std::countr_zero(left))));
     }
     std::byte* const here = bucket(i);
     for (uint32_t left = used(here); left != 0; left &= left - 1) {

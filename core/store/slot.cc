@@ -194,6 +194,64 @@ std::unique_ptr<Rows> new_rows(const TableSpec& spec, const std::shared_ptr<Page
                                 pages);
 }
 
+// Rows that are updated as one array, for one of few elements does not fill a vector. Those that
+// are wide, or count their steps, are updated at once. What was added may not move before `apply`.
+class RowsTogether {
+ public:
+  RowsTogether(const TableSpec& spec, const RowLayout& layout)
+      : spec_(spec), layout_(layout), gathers_(layout.is_inline && layout.step_at < 0) {}
+
+  void add(std::byte* row, const std::byte* gradient) {
+    if (!gathers_) return update(row, gradient);
+    rows_[count_] = row;
+    copy(gradient, &gradients_[count_ * layout_.value_bytes]);
+    if (++count_ == kRows) apply();
+  }
+
+  void apply() {
+    if (count_ == 0) return;
+    const size_t bytes = layout_.value_bytes, arrays = 1 + layout_.states;
+    for (size_t array = 0; array < arrays; ++array)
+      for (size_t i = 0; i < count_; ++i)
+        copy(rows_[i] + array * bytes, &arrays_[array][i * bytes]);
+    const std::array<void*, 2> states{arrays_[1].data(), arrays_[2].data()};
+    apply_update(spec_.update, spec_.dtype, arrays_[0].data(), states.data(), gradients_.data(),
+                 count_ * layout_.width, 1);
+    for (size_t array = 0; array < arrays; ++array)
+      for (size_t i = 0; i < count_; ++i)
+        copy(&arrays_[array][i * bytes], rows_[i] + array * bytes);
+    count_ = 0;
+  }
+
+ private:
+  static constexpr size_t kRows = 32;
+  using Array = std::array<std::byte, kRows * kInlineWidth * sizeof(double)>;
+
+  // The usual length as a plain move.
+  void copy(const std::byte* from, std::byte* to) const {
+    if (layout_.value_bytes == sizeof(float))
+      std::memcpy(to, from, sizeof(float));
+    else
+      std::memcpy(to, from, layout_.value_bytes);
+  }
+
+  void update(std::byte* row, const std::byte* gradient) const {
+    const size_t bytes = layout_.value_bytes;
+    const std::array<void*, 2> states{row + bytes, row + 2 * bytes};
+    uint64_t step = 1;
+    if (layout_.step_at >= 0) step = ++*reinterpret_cast<uint32_t*>(row + layout_.step_at);
+    apply_update(spec_.update, spec_.dtype, row, states.data(), gradient, layout_.width, step);
+  }
+
+  const TableSpec& spec_;
+  const RowLayout& layout_;
+  const bool gathers_;
+  size_t count_ = 0;
+  std::array<std::byte*, kRows> rows_;
+  alignas(64) std::array<Array, 3> arrays_;  // value and states
+  alignas(64) Array gradients_;
+};
+
 // Whether the key has a row, or has been seen often enough to get one.
 bool admitted(Slot::Part& part, uint64_t key, uint64_t rest) {
   if (part.rows->find(key, rest) != Rows::kAbsent) return true;
@@ -281,23 +339,23 @@ void Slot::contribute_rows(const SlotOp& op, Part& part) {
   uint64_t now = 0;
   for (const Author& author : op.authors) now = std::max(now, author.clock);
   ++part.updates;
+  RowsTogether together(spec, layout);
   const std::byte* gradient = op.payload.data();
   for (size_t i = 0; i < op.keys.size(); ++i, gradient += layout.value_bytes) {
     const uint64_t key = op.keys[i];
     const Rows::Place hint = op.places != nullptr ? op.places[i] : Rows::kUnknown;
-    const uint64_t rest = rest_of(hash_of(key), spec.slots);
-    if (spec.admit > 1 && !admitted(part, key, rest)) continue;
-    std::byte* row = rows.at_or_make(key, rest, hint);
-    std::array<void*, 2> states{row + layout.value_bytes, row + 2 * layout.value_bytes};
-    uint64_t step = 1;
-    if (layout.step_at >= 0) {
-      auto& counted = *reinterpret_cast<uint32_t*>(row + layout.step_at);
-      step = ++counted;
+    std::byte* row = rows.at(hint, key);
+    if (row == nullptr) {
+      const uint64_t rest = rest_of(hash_of(key), spec.slots);
+      if (spec.admit > 1 && !admitted(part, key, rest)) continue;
+      if (rows.is_full()) together.apply();
+      row = rows.at_or_make(key, rest, Rows::kAbsent);
     }
     if (layout.touched_at >= 0)
       *reinterpret_cast<uint32_t*>(row + layout.touched_at) = static_cast<uint32_t>(now);
-    apply_update(spec.update, spec.dtype, row, states.data(), gradient, layout.width, step);
+    together.add(row, gradient);
   }
+  together.apply();
 }
 
 void Slot::expire(const SlotOp& op, Part& part) {
