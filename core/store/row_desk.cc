@@ -66,10 +66,7 @@ class RowDesk::Fetcher {
     to(end + kBucketAhead, buckets_, [&](size_t i) {
       if (is_looked_up(i)) at(i).rows->prefetch_bucket(at(i).rest);
     });
-    to(end + kFindAhead, found_, [&](size_t i) {
-      if (!known_) places_[i] = at(i).rows->find(keys_[i], at(i).rest);
-      if (!inline_) at(i).rows->prefetch_block(places_[i]);
-    });
+    if (!known_ || !inline_) to(end + kFindAhead, found_, [&](size_t i) { find(i); });
     // A row in its bucket was fetched with it.
     if (known_ || !inline_)
       to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
@@ -81,6 +78,16 @@ class RowDesk::Fetcher {
   static constexpr size_t kRing = 256;
   // A row that was not there may have to be made.
   bool is_looked_up(size_t i) const { return !known_ || places_[i] == Rows::kAbsent; }
+
+  void find(size_t i) {
+    const auto& [rows, rest, slot] = at(i);
+    if (inline_) {
+      places_[i] = rows->find_at_home(keys_[i], rest);
+      return;
+    }
+    if (!known_) places_[i] = rows->find(keys_[i], rest);
+    rows->prefetch_block(places_[i]);
+  }
 
   template <class F>
   void to(size_t end, size_t& passed, F station) const {
@@ -179,6 +186,7 @@ std::vector<std::byte> RowDesk::values(KeyList& list) {
     fetcher.advance(i);
     const auto& [rows, rest, slot] = fetcher.at(i);
     std::byte* const to = values.data() + i * row_bytes;
+    if (!known && list.places[i] == Rows::kUnknown) list.places[i] = rows->find(keys[i], rest);
     if (!known && list.places[i] == Rows::kAbsent)  // a moment ago
       rows->copy_initial(keys[i], to);
     else

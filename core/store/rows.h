@@ -115,6 +115,8 @@ class Rows {
     if (homes_ != 0) prefetch_lines(bucket(home_of(rest)), size_t{1} << bucket_shift_);
   }
   Place find(uint64_t key, uint64_t rest) const;
+  // As `find`, if its home tells; else kUnknown, and what comes after its home is fetched.
+  Place find_at_home(uint64_t key, uint64_t rest) const;
   // Any place: fetching from nowhere does nothing, and asking first costs more.
   void prefetch_block(Place place) const {
     const auto table = reinterpret_cast<uintptr_t>(blocks_.data());
@@ -266,6 +268,18 @@ inline Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
   Spot spot;
   if (!locate(key, rest, spot)) return kAbsent;
   return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
+}
+
+inline Rows::Place Rows::find_at_home(uint64_t key, uint64_t rest) const {
+  if (homes_ == 0) return kAbsent;
+  const uint32_t home = home_of(rest);
+  std::byte* const here = bucket(home);
+  const uint32_t state = meta(here);
+  const uint32_t found = equal_keys(here, key) & state;
+  if (found != 0) return home << kEntryBits | static_cast<uint32_t>(std::countr_zero(found));
+  if ((state & kPassedOn) == 0) return kAbsent;
+  prefetch_lines(bucket(home + 1), size_t{1} << bucket_shift_);
+  return kUnknown;
 }
 
 inline void Rows::prefetch_row(Place place, size_t bytes) const {
