@@ -41,15 +41,15 @@ class Training:
     def _ended(self) -> None:
         assert self.job.process.poll() is None, self.job.err
 
-    def pids(self, module: str) -> list[int]:
-        """The processes of this run that execute a module."""
+    def pids(self, name: str) -> list[int]:
+        """The processes of this run that have a name."""
         found = []
         for pid in self.job.pids():
             try:
-                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                called = Path(f"/proc/{pid}/comm").read_text().strip()
             except OSError:
                 continue
-            if module in words:
+            if called == name:
                 found.append(pid)
         return sorted(found)
 
@@ -90,7 +90,7 @@ def test_ctrl_c_twice_ends_at_once(job, data, tmp_path):
     """Also where a worker does not listen; nothing is saved then."""
     model = tmp_path / "model"
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2, "--save", model)
-    os.kill(run.pids("commute.learn.worker")[0], signal.SIGSTOP)
+    os.kill(run.pids("commute-worker")[0], signal.SIGSTOP)
     run.job.process.send_signal(signal.SIGINT)
     eventually(lambda: "once more kills them" in run.output(), "the launcher has not heard it")
     run.job.process.send_signal(signal.SIGINT)
@@ -112,7 +112,7 @@ def test_terminated(job, data, tmp_path):
 def test_a_launcher_that_dies(job, data, tmp_path):
     """One sentence, and nothing is left."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2)
-    os.kill(run.pids("commute.learn.job")[0], signal.SIGKILL)
+    os.kill(run.pids("commute-job")[0], signal.SIGKILL)
     ended = run.ended()
 
     assert ended.code == 1 and ended.err.count("\n") == 1
@@ -143,7 +143,7 @@ def test_saved_in_between(job, data, tmp_path):
 def test_a_worker_that_dies(job, data, tmp_path, staleness):
     """One message that says so, an exit code, and the others end."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 3, "--staleness", staleness)
-    victim = run.pids("commute.learn.worker")[-1]
+    victim = run.pids("commute-worker")[-1]
     os.kill(victim, signal.SIGKILL)
     ended = run.ended()
 
@@ -155,7 +155,7 @@ def test_a_worker_that_dies(job, data, tmp_path, staleness):
 def test_a_server_that_dies(job, data, tmp_path):
     """The weights are gone with it: one message."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2, "--servers", 2)
-    os.kill(run.pids("commute.store.server")[-1], signal.SIGKILL)
+    os.kill(run.pids("commute-server")[-1], signal.SIGKILL)
     ended = run.ended()
 
     assert ended.code == 1
