@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from commute._cores import ONE_THREAD
+from commute.cluster.forked import importing
 
 _DESCRIPTION = """\
 Train a linear model on text, on all cores: workers read the files, servers keep the weights.
@@ -161,11 +162,12 @@ def _tidy_if_terminated() -> Iterator[None]:
 def _run(options: argparse.Namespace) -> int:
     if "numpy" not in sys.modules:
         os.environ.update({**ONE_THREAD, **os.environ})  # so that the job can be forked
-    from commute.learn.display import Display
-    from commute.learn.fit import Interrupted, prepare
-    from commute.learn.fit import run as run_plan
-    from commute.learn.report import Report
-    from commute.learn.start import waiting_job
+    with importing():
+        from commute.learn.display import Display
+        from commute.learn.fit import Interrupted, prepare
+        from commute.learn.fit import run as run_plan
+        from commute.learn.report import Report
+        from commute.learn.start import waiting_job
 
     training = _training(options)
     columns = _columns(options)

@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from commute.cluster.forked import name_process
+from commute.cluster.forked import importing, name_process
 from commute.learn.documents import decoded
 from commute.learn.result import OUTPUT
 from commute.learn.settings import Plan
@@ -31,7 +31,9 @@ _NEEDED = (
     "commute.cluster.launch",
     "commute.learn.worker",
     "commute._member",
+    "commute.plan.verifier",
     "commute.store.server",
+    "commute.store.saving",
 )
 
 
@@ -50,8 +52,9 @@ def begin(starter: int) -> None:
     name_process("commute-job")
     if os.getsid(0) != os.getpid():
         os.setsid()  # Ctrl-C of the terminal comes to the starter alone
-    for name in _NEEDED:
-        importlib.import_module(name)
+    with importing():
+        for name in _NEEDED:
+            importlib.import_module(name)
 
 
 def perform(path: str) -> int:
