@@ -26,7 +26,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Forked", "Understudy", "fork", "has_threads", "importing", "name_process"]
+__all__ = ["Forked", "Understudy", "fork", "has_threads", "heed", "importing", "name_process"]
 
 _PR_SET_NAME = 15  # linux/prctl.h
 _STANDARD = 3  # descriptors
@@ -92,6 +92,7 @@ def fork(
     stdout: int | None = None,
     stderr: int | None = None,
     keep: Sequence[int] = (),
+    held_back: Sequence[int] = (),
 ) -> Forked:
     """A process that runs `part` and exits with what it returns.
 
@@ -99,11 +100,18 @@ def fork(
         first: called in it before anything else, while it still has its parent's open files.
         stdout, stderr: descriptors; by default its parent's. Standard input is /dev/null.
         keep: other descriptors that stay open in it.
+        held_back: signals that it does not get until it asks for them (`heed`).
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # what is in their buffers would be written twice
-    pid = os.fork()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:  # here, or there is no child
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return Forked(pid)
     # Whatever happens in here, this copy of the parent must not go on as the parent.
@@ -113,7 +121,7 @@ def fork(
         signal.set_wakeup_fd(-1)
         first()
         _own_streams(stdout, stderr, keep)
-        _own_signals()
+        _own_signals(held_back)
         status = _status(part)
     finally:
         os._exit(status)
@@ -133,13 +141,13 @@ def _own_streams(stdout: int | None, stderr: int | None, keep: Sequence[int]) ->
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
 
 
-def _own_signals() -> None:
+def _own_signals(held_back: Sequence[int]) -> None:
     """As Python has them when it starts."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
 
 
 def _status(part: Callable[[], int]) -> int:
@@ -161,8 +169,17 @@ def _status(part: Callable[[], int]) -> int:
         sys.stderr.flush()
 
 
+def heed(number: int, handler: Callable[..., object] | signal.Handlers) -> None:
+    """From now on the signal is not held back; `handler` gets one that has come already."""
+    signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
 class Understudy(Forked):
     """A forked process that waits for its word; `part` is called with it.
+
+    Ctrl-C (SIGINT) is held back: whoever still waits ends with the pipe, and for others it is the
+    part that knows what to do with it, and must `heed` it.
 
     Args:
         part: what it is to do.
@@ -175,15 +192,13 @@ class Understudy(Forked):
         read_end, self._write_end = os.pipe()
 
         def wait_for_word() -> int:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits ends with the pipe
             prepare()
             with open(read_end, encoding="utf-8") as pipe:
                 word = pipe.readline()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             return part(word[:-1]) if word.endswith("\n") else 0
 
         try:
-            super().__init__(fork(wait_for_word, keep=(read_end,)).pid)
+            super().__init__(fork(wait_for_word, keep=(read_end,), held_back=(signal.SIGINT,)).pid)
         finally:
             os.close(read_end)
 

@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from commute.cluster.forked import importing, name_process
+from commute.cluster.forked import heed, importing, name_process
 from commute.learn.documents import decoded
 from commute.learn.result import OUTPUT
 from commute.learn.settings import Plan
@@ -63,6 +63,7 @@ def perform(path: str) -> int:
 
     plan = decoded(Path(path).read_bytes(), Plan)
     _print_to(Path(plan.folder) / OUTPUT)
+    heed(signal.SIGINT, signal.default_int_handler)
     env = {**os.environ, "COMMUTE_SERVERS": str(plan.training.servers)}
     job = Job(command=lambda: _work(plan), ranks=plan.training.workers, interrupt_s=SAVING_S)
     return launch(job, env)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,10 +66,15 @@ def _fork() -> Understudy:
 
 
 def _execute() -> _Executed:
-    return _Executed(
-        [sys.executable, "-m", "commute.learn.job", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={**ONE_THREAD, **os.environ},
-        start_new_session=True,
-    )
+    # As of an understudy, Ctrl-C is held back until it has a plan.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return _Executed(
+            [sys.executable, "-m", "commute.learn.job", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**ONE_THREAD, **os.environ},
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,13 +8,14 @@ with all imported, and told their place when the first store is gathered.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from commute.cluster.forked import Forked, Understudy, name_process
+from commute.cluster.forked import Forked, Understudy, heed, name_process
 
 __all__ = ["ServerProcess", "have_ready", "start_server"]
 
@@ -51,6 +52,7 @@ def _serve(word: str) -> int:
 
     arguments, token = msgspec.json.decode(word, type=tuple[list[str], str])
     os.setsid()
+    heed(signal.SIGINT, signal.SIG_IGN)  # the workers decide when it is over
     name_process("commute-server")
     os.dup2(0, 1)
     os.environ["COMMUTE_TOKEN"] = token

@@ -28,6 +28,14 @@ FOREVER = ["--epochs", "1000000"]
 # ---- ending early ----
 
 
+def name_of(pid: int) -> str:
+    """As `ps` shows it; empty for a process that has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 class Training:
     """A run without end. Its folder of work is in `folder`, so that a test sees it begin."""
 
@@ -43,15 +51,7 @@ class Training:
 
     def pids(self, name: str) -> list[int]:
         """The processes of this run that have a name."""
-        found = []
-        for pid in self.job.pids():
-            try:
-                called = Path(f"/proc/{pid}/comm").read_text().strip()
-            except OSError:
-                continue
-            if called == name:
-                found.append(pid)
-        return sorted(found)
+        return sorted(pid for pid in self.job.pids() if name_of(pid) == name)
 
     def output(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*/output.txt"))
@@ -117,6 +117,25 @@ def test_a_launcher_that_dies(job, data, tmp_path):
 
     assert ended.code == 1 and ended.err.count("\n") == 1
     assert "ended without a result, or what has started them was killed" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_ended_before_there_is_a_plan(job, tmp_path, number, code):
+    """While the first lines are waited for, the job waits too; it ends with the command."""
+    fifo = tmp_path / "lines"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDWR)
+    learn = ["sh", "-c", 'exec "$@" < "$0"', str(fifo), *COMMUTE, "learn", "-", "--format", "vw"]
+    run = job(learn, timeout=60.0)
+    eventually(lambda: "commute-job" in map(name_of, run.pids()), "no job")
+    run.process.send_signal(number)
+    ended = run.wait()
+    os.close(held)
+
+    assert (ended.code, ended.err) == (code, "")
+    eventually(lambda: not run.pids(), "processes are left")
 
 
 def test_saved_in_between(job, data, tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from commute.cluster.children import Guardian, spawn
-from commute.cluster.forked import Understudy, fork, has_threads
+from commute.cluster.forked import Understudy, fork, has_threads, heed
 
 
 def say(**found: Any) -> None:
@@ -131,10 +131,12 @@ def unflushed() -> None:
 
 
 def understudies() -> None:
-    """One is told, and one is not needed. Ctrl-C does not disturb who waits."""
+    """One is told, and one is not needed. Ctrl-C does not disturb who waits; it comes later."""
 
     def part(word: str) -> int:
-        return len(word)
+        came: list[int] = []
+        heed(signal.SIGINT, lambda number, frame: came.append(number))
+        return len(word) + 100 * len(came)
 
     told, dismissed, killed = (Understudy(part) for _ in range(3))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
