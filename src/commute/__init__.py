@@ -18,37 +18,36 @@ The map, from what you call to what moves bytes:
 import importlib
 import typing
 
-from commute._errors import (
-    AbandonedError,
-    ArrayError,
-    AuthenticationError,
-    CheckpointError,
-    ClosedError,
-    CommuteError,
-    DataError,
-    ForkedError,
-    JoinError,
-    MismatchError,
-    OperationTimeoutError,
-    PeerLostError,
-    SettingError,
-    SlotLostError,
-    UnknownTableError,
-)
-from commute._handle import Handle
-from commute._init import init
-from commute._version import __version__
-from commute.group import Group
-from commute.store.connection import Connection, connect
-from commute.store.dense import DenseTable
-from commute.store.initial import Normal, Uniform
-from commute.store.sparse import SparseTable
-from commute.store.store import Store
-from commute.store.table import TableInfo
-from commute.store.updates import FTRL, SGD, Adagrad, Adam, Momentum, Semiring
-
 if typing.TYPE_CHECKING:
     from commute import learn as learn
+    from commute._errors import (
+        AbandonedError,
+        ArrayError,
+        AuthenticationError,
+        CheckpointError,
+        ClosedError,
+        CommuteError,
+        DataError,
+        ForkedError,
+        JoinError,
+        MismatchError,
+        OperationTimeoutError,
+        PeerLostError,
+        SettingError,
+        SlotLostError,
+        UnknownTableError,
+    )
+    from commute._handle import Handle
+    from commute._init import init
+    from commute._version import __version__
+    from commute.group import Group
+    from commute.store.connection import Connection, connect
+    from commute.store.dense import DenseTable
+    from commute.store.initial import Normal, Uniform
+    from commute.store.sparse import SparseTable
+    from commute.store.store import Store
+    from commute.store.table import TableInfo
+    from commute.store.updates import FTRL, SGD, Adagrad, Adam, Momentum, Semiring
 
 __all__ = [
     "FTRL",
@@ -86,9 +85,24 @@ __all__ = [
     "init",
 ]
 
+# Where these names are, the quickest to import first.
+_HOMES = (
+    *("_version", "_errors", "_handle", "_init", "group"),
+    *("store.updates", "store.initial", "store.table", "store.dense", "store.sparse"),
+    *("store.store", "store.connection"),
+)
+
 
 def __getattr__(name: str) -> object:
-    """`commute.learn` without an import of its own: few programs use it."""
+    """Names are imported at their first use: the command needs few of them, and no NumPy."""
     if name == "learn":
         return importlib.import_module("commute.learn")
+    for home in _HOMES if name in __all__ else ():
+        found = vars(importlib.import_module(f"commute.{home}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
     raise AttributeError(f"module 'commute' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,6 +18,10 @@ from pathlib import Path, PurePosixPath
 _MOUNT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
+# For an environment: processes that compute in the core need no threads of a linear algebra
+# library. They take their time as soon as it is imported, and stand in the way of forks.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 
 def usable_cores() -> float:
     """The smaller of the two limits; not whole where a quota is not."""

@@ -43,7 +43,7 @@ def state():
 
 import numpy
 before = state()
-import commute
+from commute import *
 print(json.dumps({
     "before": before, "after": state(), "modules": sorted(sys.modules),
 }))
@@ -112,6 +112,33 @@ def test_import_brings_few_modules(imported: dict[str, Any]) -> None:
     added = set(imported["modules"]) - set(numpy_alone.stdout.split())
 
     assert len(added) < 70, sorted(added)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["learn", "--help"], ["run", "--help"]])
+def test_the_command_needs_no_numpy_to_tell_what_it_does(words: list[str]) -> None:
+    """Names are imported at their first use; so it answers at once, and has no threads to fork."""
+    code = (
+        "import sys, contextlib, commute.cli\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    commute.cli.main(sys.argv[1:])\n"
+        "sys.exit('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, timeout=30)
+
+    assert done.returncode == 0
+
+
+def test_names_are_listed_before_they_are_used() -> None:
+    """As `dir` and completion show them."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import commute; print(*dir(commute))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+
+    assert set(done.stdout.split()) >= PUBLIC
 
 
 def test_learn_is_imported_by_whoever_uses_it(imported: dict[str, Any]) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from commute._cores import ONE_THREAD
+from commute.cluster.forked import importing
 
 _DESCRIPTION = """\
 Train a linear model on text, on all cores: workers read the files, servers keep the weights.
@@ -156,16 +160,20 @@ def _tidy_if_terminated() -> Iterator[None]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from commute.learn.display import Display
-    from commute.learn.fit import Interrupted, prepare
-    from commute.learn.fit import run as run_plan
-    from commute.learn.report import Report
+    if "numpy" not in sys.modules:
+        os.environ.update({**ONE_THREAD, **os.environ})  # so that the job can be forked
+    with importing():
+        from commute.learn.display import Display
+        from commute.learn.fit import Interrupted, prepare
+        from commute.learn.fit import run as run_plan
+        from commute.learn.report import Report
+        from commute.learn.start import waiting_job
 
     training = _training(options)
     columns = _columns(options)
     report: Report | None
     code = 0
-    with prepare(
+    plan_of = prepare(
         options.data,
         options.test,
         options.save,
@@ -173,12 +181,13 @@ def _run(options: argparse.Namespace) -> int:
         columns,
         training,
         _title(options, training),
-    ) as plan:
+    )
+    with waiting_job(forked=True) as job, plan_of as plan:
         with Display(live=False if options.quiet else None) as display:
             if not options.quiet:
                 display.begin(plan.title, list(plan.notes))
             try:
-                report = run_plan(plan, None if options.quiet else display)
+                report = run_plan(plan, job, None if options.quiet else display)
             except Interrupted as interrupted:
                 report, code = interrupted.report, 130
         if report is None:

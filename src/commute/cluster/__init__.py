@@ -14,6 +14,7 @@ Moving:
     join          become a member of a world
     connector     links to the other members, opened at first use
     reception     the port of `commute serve`; visit is its other end
+    launch        the ranks of a node: children are its processes; forked: those that need no exec
 
 This file imports nothing, so that reading the environment does not cost the import of asyncio.
 """

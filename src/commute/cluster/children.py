@@ -13,7 +13,8 @@ things end a group, whichever comes first:
        2 does not reach the processes that a rank has started.
 
 The pipe to the guardian carries lines, "+group" and "-group". A rank writes its own "+group"
-between fork and exec, so that there is no moment in which it is unknown.
+between fork and exec, so that there is no moment in which it is unknown. A rank that runs a
+function of ours is forked and goes on (see forked); all else holds for it too.
 
 Only what starts a session of its own on purpose (a daemon) escapes all three.
 
@@ -28,7 +29,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from commute.cluster.forked import Forked, fork
 
 __all__ = ["Child", "Guardian", "describe_exit", "exit_code", "spawn"]
 
@@ -93,8 +96,15 @@ def _guard(read_end: int) -> None:
 class Child:
     """One rank's process, started by `spawn`."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], guardian: Guardian) -> None:
+    def __init__(
+        self,
+        rank: int,
+        process: subprocess.Popen[bytes] | Forked,
+        pipes: tuple[int, int],
+        guardian: Guardian,
+    ) -> None:
         self.rank = rank
+        self.pipes = pipes  # the read ends of its stdout and stderr; the caller closes them
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)  # readable once the process has ended
         self.status: int | None = None  # as in subprocess: -n for signal n
@@ -105,15 +115,6 @@ class Child:
     @property
     def running(self) -> bool:
         return self.status is None
-
-    def pipes(self) -> tuple[int, int]:
-        """The read ends of its stdout and stderr; the caller closes them."""
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        fds = os.dup(self._process.stdout.fileno()), os.dup(self._process.stderr.fileno())
-        self._process.stdout.close()
-        self._process.stderr.close()
-        return fds
 
     def signal(self, number: int) -> None:
         """Sends the signal to the rank and all it has started."""
@@ -144,12 +145,20 @@ class Child:
         return self.status
 
 
-def spawn(rank: int, command: Sequence[str], env: Mapping[str, str], guardian: Guardian) -> Child:
-    """Starts one rank; raises OSError when the command cannot be run."""
+def spawn(
+    rank: int,
+    command: Sequence[str] | Callable[[], int],
+    env: Mapping[str, str],
+    guardian: Guardian,
+) -> Child:
+    """Starts one rank: a program, or a function of ours in a fork.
+
+    Raises OSError when the command cannot be run.
+    """
     launcher = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def before_exec() -> None:
+    def introduce() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)
@@ -158,22 +167,69 @@ def spawn(rank: int, command: Sequence[str], env: Mapping[str, str], guardian: G
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
-    # Until exec the child has the launcher's signal handlers, which write into the launcher's
-    # event loop: no signal may come in between.
+    with _held_back(), contextlib.ExitStack() as theirs:
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        for fd in (its_out, its_err):
+            theirs.callback(os.close, fd)
+        try:
+            process = (
+                _fork(command, env, introduce, its_out, its_err)
+                if callable(command)
+                else _execute(command, env, introduce, its_out, its_err)
+            )
+        except BaseException:
+            os.close(out)
+            os.close(err)
+            raise
+    return Child(rank, process, (out, err), guardian)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """A child has the launcher's signal handlers at first, which write into the launcher's event
+    loop: until it has its own, no signal may come."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-            preexec_fn=before_exec,
-        )
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-    return Child(rank, process, guardian)
+
+
+def _execute(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    introduce: Callable[[], None],
+    stdout: int,
+    stderr: int,
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        process_group=0,
+        preexec_fn=introduce,
+    )
+
+
+def _fork(
+    part: Callable[[], int],
+    env: Mapping[str, str],
+    introduce: Callable[[], None],
+    stdout: int,
+    stderr: int,
+) -> Forked:
+    def first() -> None:
+        os.setpgid(0, 0)
+        introduce()
+        os.environ.clear()
+        os.environ.update(env)
+
+    process = fork(part, first=first, stdout=stdout, stderr=stderr)
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.setpgid(process.pid, process.pid)  # whoever is first: from here on it can be signalled
+    return process
 
 
 # ---- how a process ended, in words ----

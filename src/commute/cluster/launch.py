@@ -31,7 +31,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,7 +71,7 @@ _REPORT_BYTES_MAX: Final = 1500  # of a traceback in a control frame, whose text
 class Job:
     """What one launcher is to start: `ranks` processes of `command`, on node `node` of `nodes`."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] | Callable[[], int]  # a program, or a function to be run in forks
     ranks: int
     nodes: int = 1
     node: int = 0
@@ -86,6 +86,10 @@ class Job:
     @property
     def size(self) -> int:
         return self.ranks * self.nodes
+
+    @property
+    def what(self) -> str:
+        return "a process" if callable(self.command) else self.command[0]
 
 
 def launch(job: Job, env: Mapping[str, str]) -> int:
@@ -200,23 +204,23 @@ class _Launcher:
         return bound, bound_port
 
     def _start_ranks(self, coordinator: str) -> None:
-        for local_rank in range(self._job.ranks):
+        job = self._job
+        for local_rank in range(job.ranks):
             env = rank_environment(
                 self._env,
-                self._job,
+                job,
                 local_rank=local_rank,
                 coordinator=coordinator,
                 token=self._token,
                 run=self._run_id,
             )
-            rank = self._job.node * self._job.ranks + local_rank
+            rank = job.node * job.ranks + local_rank
             try:
-                child = spawn(rank, self._job.command, env, self._guardian)
+                child = spawn(rank, job.command, env, self._guardian)
             except OSError as error:
-                command = self._job.command[0]
-                raise JoinError(f"cannot start {command}: {error.strerror or error}") from None
+                raise JoinError(f"cannot start {job.what}: {error.strerror or error}") from None
             self._children.append(child)
-            stdout, stderr = child.pipes()
+            stdout, stderr = child.pipes
             self._output.attach(rank, stdout=stdout, stderr=stderr)
             self._loop.add_reader(child.pidfd, self._ended, child)
 

@@ -6,7 +6,7 @@ sources     files, and how they are dealt to streams
 reader      batches of examples from text (the parser is in core/learn); cache: from a binary
 trainer     what a worker does: pull, score, push
 progress    what workers report, added up by a table of the store
-fit         looks at the data, starts the workers, follows them
+fit         looks at the data, starts the workers, follows them; start, job: their processes
 model       a trained model: load, predict
 metrics, report, page, display     figures, and how they are shown
 clicks      data to try it with

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +23,7 @@ from commute.learn.model import Model, read_card
 from commute.learn.progress import POINTS, Line
 from commute.learn.recipe import Recipe, guess
 from commute.learn.report import Point, Report
-from commute.learn.result import error_of, read_result
+from commute.learn.result import OUTPUT, error_of, read_result
 from commute.learn.settings import Plan, Training, checked
 from commute.learn.sources import (
     STANDARD_INPUT,
@@ -35,13 +33,11 @@ from commute.learn.sources import (
     format_of,
     remove_spooled,
 )
+from commute.learn.start import JobProcess, waiting_job
 
 __all__ = ["Watcher", "fit", "prepare", "run"]
 
 POLL_S = 0.05
-# Workers compute in the core; threads of a linear algebra library would only be in the way. They
-# take their time as soon as it is imported.
-ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Watcher(Protocol):
@@ -98,8 +94,8 @@ def fit(
         plan_of = prepare(
             _listed(data), _listed(test), save, start_from, columns or {}, Training(**settings)
         )
-        with plan_of as plan:
-            run(plan, watcher)
+        with waiting_job() as job, plan_of as plan:
+            run(plan, job, watcher)
         return Model.load(save)
 
 
@@ -186,30 +182,21 @@ def _format_by_content(lines: Sequence[str]) -> str:
     return "tsv" if "\t" in line else "csv"
 
 
-def run(plan: Plan, watcher: Watcher | None = None) -> Report:
+def run(plan: Plan, job: JobProcess, watcher: Watcher | None = None) -> Report:
     """Runs the workers to their end. Ctrl-C is passed on once; a second one kills them."""
     folder = Path(plan.folder)
     path = folder / "plan.json"
     path.write_bytes(encoded(plan))
-    with (folder / "output.txt").open("wb") as output:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "commute.learn.job", str(path), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**ALONE, **os.environ},
-            start_new_session=True,  # Ctrl-C of the terminal comes to us alone
-        )
-        try:
-            interrupts = _follow(job, folder, watcher)
-        finally:
-            if job.poll() is None:
-                job.kill()
-                job.wait()
-    return _outcome(folder, interrupts)
+    job.tell(str(path))
+    pidfd = os.pidfd_open(job.pid)  # readable once it has ended
+    try:
+        interrupts = _follow(job, pidfd, folder, watcher)
+    finally:
+        os.close(pidfd)
+    return _outcome(plan.folder, interrupts)
 
 
-def _follow(job: subprocess.Popen[bytes], folder: Path, watcher: Watcher | None) -> int:
+def _follow(job: JobProcess, pidfd: int, folder: Path, watcher: Watcher | None) -> int:
     """Until the job has ended; returns how often Ctrl-C came."""
     interrupts, read = 0, 0
     while True:
@@ -218,7 +205,7 @@ def _follow(job: subprocess.Popen[bytes], folder: Path, watcher: Watcher | None)
             read += _show(folder / POINTS, read, watcher)
             if ended:
                 return interrupts
-            time.sleep(POLL_S)
+            select.select([pidfd], [], [], POLL_S)
         except KeyboardInterrupt:
             interrupts += 1
             job.send_signal(signal.SIGINT)
@@ -238,13 +225,14 @@ def _show(path: Path, read: int, watcher: Watcher | None) -> int:
     return len(whole)
 
 
-def _outcome(folder: Path, interrupts: int) -> Report:
-    result = read_result(str(folder))
+def _outcome(folder: str, interrupts: int) -> Report:
+    result = read_result(folder)
     if result is not None and result.report is not None:
         if interrupts:
             raise Interrupted(result.report)
         return result.report
-    error = error_of(result, (folder / "output.txt").read_text(errors="replace"))
+    output = Path(folder) / OUTPUT
+    error = error_of(result, output.read_text(errors="replace") if output.exists() else "")
     if interrupts and type(error) is CommuteError:
         raise Interrupted(None)  # workers that are ended before they are ready lose each other
     raise error

@@ -17,9 +17,10 @@ from commute._errors import CommuteError
 from commute.learn.documents import decoded, encoded
 from commute.learn.report import Report
 
-__all__ = ["Result", "error_of", "leave_error", "leave_report", "read_result"]
+__all__ = ["OUTPUT", "Result", "error_of", "leave_error", "leave_report", "read_result"]
 
 RESULT = "result.json"
+OUTPUT = "output.txt"  # what the workers printed
 TAIL = 2000  # characters of what the workers printed
 # Errors that need no more than a message; others are told as CommuteError.
 _PLAIN = ("ArrayError", "CheckpointError", "DataError", "MismatchError", "SettingError")

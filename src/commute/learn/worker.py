@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m commute.learn.worker plan.json`: one worker of a training run.
+"""One worker of a training run, in a process that the job has forked.
 
 Rank 0 leaves a report behind, or whoever fails first what went wrong (result.py). Ctrl-C (SIGINT)
 ends the training after the batch at hand; what was asked for is saved.
@@ -8,8 +8,8 @@ ends the training after the batch at hand; what was asked for is saved.
 from __future__ import annotations
 
 import gc
+import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from commute._errors import CommuteError
 from commute._init import init
+from commute.cluster.environment import detect
 from commute.group import Group
-from commute.learn.documents import decoded
 from commute.learn.metrics import Metrics
 from commute.learn.model import Card, write_card
 from commute.learn.reader import names_of
@@ -28,6 +28,7 @@ from commute.learn.result import Result, leave_error, leave_report
 from commute.learn.settings import Plan
 from commute.learn.sources import deal
 from commute.learn.trainer import Trainer
+from commute.store.start import have_ready
 
 __all__ = ["main"]
 
@@ -37,9 +38,10 @@ NAMES_BYTES_BETWEEN = 16 << 20  # the same, where the others wait
 KEY_BITS = 64
 
 
-def main(path: str) -> int:
+def main(plan: Plan) -> int:
     """Runs this worker of the plan, and returns the exit code."""
-    plan = decoded(Path(path).read_bytes(), Plan)
+    if detect(os.environ).local_rank == 0:
+        have_ready(plan.training.servers)
     try:
         with init() as world:
             try:
@@ -132,7 +134,3 @@ def _named(
         (names.get(int(key), f"{int(key):016x}"), float(weight))
         for key, weight in zip(keys, weights.reshape(-1), strict=True)
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

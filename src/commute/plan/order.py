@@ -117,7 +117,8 @@ def _levels(before: Ints, credit: Ints) -> tuple[list[Ints], Ints]:
         places = np.arange(run_ends[-1]) + np.repeat(start[ready] - run_ends + lengths, lengths)
         reached = to[places]
         np.subtract.at(missing, reached, 1)
-        ready = np.unique(reached[missing[reached] == 0])
+        ready = np.sort(reached[missing[reached] == 0])
+        ready = ready[np.diff(ready, prepend=-1) > 0]  # np.unique imports numpy.ma for this
     return levels, level
 
 

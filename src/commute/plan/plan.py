@@ -86,7 +86,7 @@ class Plan:
         program = self.programs[rank]
         received = program["peer"][np.isin(program["op"], _WITH_PEER)]
         passed_on = program["peer2"][program["op"] == Op.RECV_REDUCE_SEND]
-        return tuple(np.unique(np.concatenate([received, passed_on])).tolist())
+        return tuple(sorted({*received.tolist(), *passed_on.tolist()}))
 
     def links(self) -> dict[tuple[int, int], int]:
         """Chunks sent in each direction (from, to) per tile; `chunks` of them are a block."""

@@ -10,7 +10,7 @@ loading   reading one
 segments  the files of a checkpoint: safetensors
 manifest  what they are, and how a new checkpoint replaces an old one
 links     a worker's way to the servers, and waiting for them
-gather    starting the servers, joining them, dialling their shards
+gather    starting the servers, joining them, dialling their shards; start: one of them
 server    a server process of a job
 
 connection   commute.connect: a client of `commute serve`

@@ -17,9 +17,6 @@ channels are gone. Whoever started one waits for its end when it closes its grou
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -34,6 +31,7 @@ from commute._settings import Settings
 from commute.cluster.connector import Connector
 from commute.cluster.join import Membership, join
 from commute.store.links import StoreLinks
+from commute.store.start import ServerProcess, start_server
 
 if TYPE_CHECKING:
     from commute.group import Group
@@ -126,35 +124,24 @@ def _agree(group: Group, settings: Settings) -> _Layout:
     return layout
 
 
-def _start(
-    rank: int, layout: _Layout, invitation: Invitation, *, may_spin: bool
-) -> subprocess.Popen[bytes]:
+def _start(rank: int, layout: _Layout, invitation: Invitation, *, may_spin: bool) -> ServerProcess:
     settings = invitation.settings
-    command = [sys.executable, "-m", "commute.store.server"]
-    command += ["--coordinator", invitation.coordinator, "--run", invitation.run]
-    command += ["--world", invitation.world, "--rank", str(rank), "--size", str(layout.size)]
-    command += ["--workers", str(layout.workers), "--shards", str(layout.shards)]
-    command += ["--peer-timeout", str(settings.peer_timeout)]
-    command += ["--join-timeout", str(settings.join_timeout)]
-    command += ["--may-spin"] if may_spin else []
+    given = ["--coordinator", invitation.coordinator, "--run", invitation.run]
+    given += ["--world", invitation.world, "--rank", str(rank), "--size", str(layout.size)]
+    given += ["--workers", str(layout.workers), "--shards", str(layout.shards)]
+    given += ["--peer-timeout", str(settings.peer_timeout)]
+    given += ["--join-timeout", str(settings.join_timeout)]
+    given += ["--may-spin"] if may_spin else []
     for flag, value in (("--bind", settings.bind), ("--advertise", settings.advertise)):
-        command += [flag, value] if value else []
-    env = {**os.environ, "COMMUTE_TOKEN": invitation.token}
-    # A session of its own: what ends this process, or the terminal's Ctrl-C, does not reach it.
-    return subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+        given += [flag, value] if value else []
+    return start_server(given, invitation.token)
 
 
 def _join(
     group: Group,
     layout: _Layout,
     invitation: Invitation,
-    children: list[subprocess.Popen[bytes]],
+    children: list[ServerProcess],
 ) -> tuple[Membership, Connector]:
     def check() -> None:
         group._runner.check()
@@ -191,7 +178,7 @@ class _Gathered:
         layout: _Layout,
         membership: Membership,
         connector: Connector,
-        children: list[subprocess.Popen[bytes]],
+        children: list[ServerProcess],
         invitation: Invitation,
     ) -> None:
         self._layout = layout

@@ -28,6 +28,14 @@ FOREVER = ["--epochs", "1000000"]
 # ---- ending early ----
 
 
+def name_of(pid: int) -> str:
+    """As `ps` shows it; empty for a process that has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 class Training:
     """A run without end. Its folder of work is in `folder`, so that a test sees it begin."""
 
@@ -41,17 +49,9 @@ class Training:
     def _ended(self) -> None:
         assert self.job.process.poll() is None, self.job.err
 
-    def pids(self, module: str) -> list[int]:
-        """The processes of this run that execute a module."""
-        found = []
-        for pid in self.job.pids():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-            except OSError:
-                continue
-            if module in words:
-                found.append(pid)
-        return sorted(found)
+    def pids(self, name: str) -> list[int]:
+        """The processes of this run that have a name."""
+        return sorted(pid for pid in self.job.pids() if name_of(pid) == name)
 
     def output(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*/output.txt"))
@@ -90,7 +90,7 @@ def test_ctrl_c_twice_ends_at_once(job, data, tmp_path):
     """Also where a worker does not listen; nothing is saved then."""
     model = tmp_path / "model"
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2, "--save", model)
-    os.kill(run.pids("commute.learn.worker")[0], signal.SIGSTOP)
+    os.kill(run.pids("commute-worker")[0], signal.SIGSTOP)
     run.job.process.send_signal(signal.SIGINT)
     eventually(lambda: "once more kills them" in run.output(), "the launcher has not heard it")
     run.job.process.send_signal(signal.SIGINT)
@@ -112,11 +112,30 @@ def test_terminated(job, data, tmp_path):
 def test_a_launcher_that_dies(job, data, tmp_path):
     """One sentence, and nothing is left."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2)
-    os.kill(run.pids("commute.learn.job")[0], signal.SIGKILL)
+    os.kill(run.pids("commute-job")[0], signal.SIGKILL)
     ended = run.ended()
 
     assert ended.code == 1 and ended.err.count("\n") == 1
     assert "ended without a result, or what has started them was killed" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_ended_before_there_is_a_plan(job, tmp_path, number, code):
+    """While the first lines are waited for, the job waits too; it ends with the command."""
+    fifo = tmp_path / "lines"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDWR)
+    learn = ["sh", "-c", 'exec "$@" < "$0"', str(fifo), *COMMUTE, "learn", "-", "--format", "vw"]
+    run = job(learn, timeout=60.0)
+    eventually(lambda: "commute-job" in map(name_of, run.pids()), "no job")
+    run.process.send_signal(number)
+    ended = run.wait()
+    os.close(held)
+
+    assert (ended.code, ended.err) == (code, "")
+    eventually(lambda: not run.pids(), "processes are left")
 
 
 def test_saved_in_between(job, data, tmp_path):
@@ -143,7 +162,7 @@ def test_saved_in_between(job, data, tmp_path):
 def test_a_worker_that_dies(job, data, tmp_path, staleness):
     """One message that says so, an exit code, and the others end."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 3, "--staleness", staleness)
-    victim = run.pids("commute.learn.worker")[-1]
+    victim = run.pids("commute-worker")[-1]
     os.kill(victim, signal.SIGKILL)
     ended = run.ended()
 
@@ -155,7 +174,7 @@ def test_a_worker_that_dies(job, data, tmp_path, staleness):
 def test_a_server_that_dies(job, data, tmp_path):
     """The weights are gone with it: one message."""
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2, "--servers", 2)
-    os.kill(run.pids("commute.store.server")[-1], signal.SIGKILL)
+    os.kill(run.pids("commute-server")[-1], signal.SIGKILL)
     ended = run.ended()
 
     assert ended.code == 1
