@@ -237,13 +237,13 @@ def interrupted():
 
 
 def wait_for_ctrl_c(world, what):
-    big = np.ones(LARGE)
+    big, huge = np.ones(LARGE), np.ones(64 << 20, "uint8")  # made before: it takes a while
     waits = {
         "allreduce": lambda: world.allreduce(big),
         "recv": lambda: world.recv(big, source=1),
         "barrier": lambda: world.barrier(),
         "wait": lambda: world.allreduce_async(big).wait(),
-        "send": lambda: world.send(np.ones(64 << 20, "uint8"), to=1),
+        "send": lambda: world.send(huge, to=1),
         "init": lambda: commute.init(name="never"),
     }
     print(f"waiting {what} {os.getpid()}", flush=True)
