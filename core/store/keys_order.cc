@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys in the order they travel: by sorting, with all their places; or each once, by a table.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 #include <tuple>
@@ -34,35 +35,30 @@ constexpr size_t kSlotsPerKey = 16;
 class Buckets {
  public:
   // `slots` is a power of two.
-  Buckets(size_t keys, uint32_t slots, uint32_t shards) : shards_(shards), begins_(shards + 1) {
+  Buckets(size_t keys, uint32_t slots, uint32_t shards)
+      : shards_(shards),
+        slot_shift_(63 - static_cast<unsigned>(std::countr_zero(slots))),
+        begins_(shards + 1) {
     if (keys < slots / kSlotsPerKey)
       std::iota(begins_.begin(), begins_.end(), size_t{0});
     else
       cut(keys, slots);
-    shift_ = 63 - static_cast<unsigned>(std::countr_zero(slots)) - cuts_;
+    shift_ = slot_shift_ - cuts_;
   }
 
   size_t count() const { return begins_.back(); }
   // The first bucket of a shard; of `shards`: the end.
   size_t begin_of(uint32_t shard) const { return begins_[shard]; }
   size_t of(uint64_t hash) const {
-    const size_t cut = hash >> 1 >> shift_;
-    return moves_.empty() ? cut % shards_ : cut + moves_[cut >> cuts_];
+    return has_places() ? bucket(place_of(hash)) : (hash >> 1 >> shift_) % shards_;
   }
 
   // A place is a hash whose first bits are the rank of its slot, so places are in the order wanted.
-  struct Places {
-    const size_t* moves;
-    unsigned slot_shift, shift;  // and one more each, as below
-    uint64_t of(uint64_t hash) const {
-      return hash + (moves[hash >> 1 >> slot_shift] << 1 << shift);
-    }
-    size_t bucket(uint64_t place) const { return place >> 1 >> shift; }
-    uint64_t first(size_t bucket) const { return uint64_t{bucket} << 1 << shift; }
-  };
-  // Not where a bucket is a whole shard.
+  // There is none where a bucket is a whole shard.
   bool has_places() const { return !moves_.empty(); }
-  Places places() const { return {moves_.data(), shift_ + cuts_, shift_}; }
+  uint64_t place_of(uint64_t hash) const { return hash + moves_[hash >> 1 >> slot_shift_]; }
+  size_t bucket(uint64_t place) const { return place >> 1 >> shift_; }
+  uint64_t first_place(size_t bucket) const { return uint64_t{bucket} << 1 << shift_; }
 
  private:
   void cut(size_t keys, uint32_t slots) {
@@ -72,15 +68,16 @@ class Buckets {
     for (uint32_t shard = 0; shard < shards_; ++shard) {
       begins_[shard] = rank << cuts_;
       for (size_t slot = shard; slot < slots; slot += shards_)
-        moves_[slot] = (rank++ - slot) << cuts_;
+        moves_[slot] = (rank++ - slot) << 1 << slot_shift_;
     }
     begins_[shards_] = rank << cuts_;
   }
 
   uint32_t shards_;
-  unsigned cuts_ = 0;          // bits
-  unsigned shift_ = 0;         // and one more: all 64 bits may go
-  std::vector<size_t> moves_;  // of slots: how far from where they would be with one shard
+  unsigned slot_shift_;          // and one more, as below: all 64 bits may go
+  unsigned shift_ = 0;           // to the bucket
+  unsigned cuts_ = 0;            // bits
+  std::vector<uint64_t> moves_;  // of slots: how far from where they would be with one shard
   std::vector<size_t> begins_;
 };
 
@@ -259,6 +256,9 @@ constexpr size_t kRoomKeys = 3;
 // Steps from home, at most; and of all keys together, for each.
 constexpr ptrdiff_t kStepsMax = 256;
 constexpr size_t kStepsPerKey = 4;
+// Keys whose buckets are fetched before they are looked at: what is foretold wrongly is known
+// sooner.
+constexpr size_t kAhead = 64;
 
 // Kept from call to call: of memory that is new to the process, filling it costs more than all
 // else.
@@ -287,7 +287,8 @@ class Numberer {
         shards_(shards),
         index_(index),
         buckets_(given.size() * kRoomKeys, slots, shards),
-        room_(room) {}
+        room_(room),
+        steps_left_(static_cast<ptrdiff_t>(given.size() * kStepsPerKey)) {}
 
   // Whether keys are spread well enough; if not there is no order.
   bool run() {
@@ -314,40 +315,49 @@ class Numberer {
   }
 
  private:
-  // Without branches where a key is at home: whether it is new is hard to foretell.
   bool number() {
+    std::array<uint64_t, kAhead> places;
+    for (size_t first = 0; first < given_.size(); first += kAhead) {
+      const auto keys = given_.subspan(first, std::min(kAhead, given_.size() - first));
+      for (size_t i = 0; i < keys.size(); ++i) {
+        places[i] = buckets_.place_of(hash_of(keys[i]));
+        __builtin_prefetch(&room_.table[buckets_.bucket(places[i])], 1);
+      }
+      if (!number(keys, places.data(), index_ + first)) return false;
+    }
+    return true;
+  }
+
+  // Without branches where a key is at home: whether it is new is hard to foretell.
+  bool number(std::span<const uint64_t> given, const uint64_t* given_places, uint32_t* index) {
     const auto [table, keys, places] =
         std::tuple(room_.table.data(), room_.keys.data(), room_.places.data());
-    const Buckets::Places where = buckets_.places();
-    uint32_t count = 0;
-    auto steps_left = static_cast<ptrdiff_t>(given_.size() * kStepsPerKey);
-    for (size_t i = 0; i < given_.size(); ++i) {
-      const uint64_t place = where.of(hash_of(given_[i]));
-      size_t at = where.bucket(place);
-      keys[count] = given_[i];
+    uint32_t count = count_;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const uint64_t place = given_places[i];
+      size_t at = buckets_.bucket(place);
+      keys[count] = given[i];
       places[count] = place;
       const uint32_t there = table[at];
       uint32_t number = there | (-uint32_t{there == 0} & (count + 1));
       if (places[number - 1] != place) [[unlikely]] {
-        steps_left -= look_on(places, place, count + 1, at, number);
-        if (steps_left < 0) return false;
+        steps_left_ -= look_on(place, count + 1, at, number);
+        if (steps_left_ < 0) return false;
       }
       table[at] = number;
       count += number > count;
-      index_[i] = number - 1;
+      index[i] = number - 1;
     }
     count_ = count;
     return true;
   }
 
   // From a bucket that another has taken; returns how many steps it was.
-  ptrdiff_t look_on(const uint64_t* places, uint64_t place, uint32_t fresh, size_t& at,
-                    uint32_t& number) const {
-    const uint32_t* const table = room_.table.data();
+  ptrdiff_t look_on(uint64_t place, uint32_t fresh, size_t& at, uint32_t& number) const {
     for (ptrdiff_t steps = 1; steps < kStepsMax; ++steps) {
-      const uint32_t next = table[++at];
+      const uint32_t next = room_.table[++at];
       number = next == 0 ? fresh : next;
-      if (places[number - 1] == place) return steps;
+      if (room_.places[number - 1] == place) return steps;
     }
     return PTRDIFF_MAX;
   }
@@ -383,7 +393,7 @@ class Numberer {
     for (uint32_t shard = 0; shard < shards_; ++shard) {
       const size_t first = buckets_.begin_of(shard);
       if (first == buckets_.count()) continue;  // more shards than slots
-      const auto at = std::lower_bound(begin, end, buckets_.places().first(first));
+      const auto at = std::lower_bound(begin, end, buckets_.first_place(first));
       begins[shard] = static_cast<uint32_t>(at - begin);
     }
     return begins;
@@ -394,6 +404,7 @@ class Numberer {
   uint32_t* index_;
   Buckets buckets_;
   NumberRoom& room_;
+  ptrdiff_t steps_left_;
   uint32_t count_ = 0;  // of numbers
 };
 
