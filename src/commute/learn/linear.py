@@ -24,14 +24,7 @@ Array = np.ndarray[Any, Any]
 def scores(batch: Batch, index: Array, weights: Array) -> Array:
     """The sum of weight times value of every example."""
     made = np.empty(batch.count, np.float32)
-    _core.linear_scores(
-        batch.offsets.ctypes.data,
-        index.ctypes.data,
-        _address(batch.values),
-        batch.count,
-        weights.ctypes.data,
-        made.ctypes.data,
-    )
+    _core.linear_scores(batch.offsets, index, batch.values, weights, made)
     return made
 
 
@@ -42,17 +35,11 @@ def learn(model: str, batch: Batch, index: Array, weights: Array, judged: Metric
     """
     _core.linear_learn(
         LOSSES[model][1],
-        batch.offsets.ctypes.data,
-        index.ctypes.data,
-        _address(batch.values),
-        batch.count,
-        batch.labels.ctypes.data,
-        batch.weights.ctypes.data,
-        weights.ctypes.data,
-        len(weights),
-        judged.array.ctypes.data,
+        batch.offsets,
+        index,
+        batch.values,
+        batch.labels,
+        batch.weights,
+        weights,
+        judged.array,
     )
-
-
-def _address(values: Array | None) -> int:
-    return 0 if values is None else int(values.ctypes.data)

@@ -97,14 +97,7 @@ class Metrics:
                 "expected scores, labels and weights in one dimension and of one length,"
                 f" got shapes {score.shape}, {label.shape} and {weight.shape}"
             )
-        _core.metrics_add(
-            LOSSES.index(loss),
-            score.ctypes.data,
-            label.ctypes.data,
-            weight.ctypes.data,
-            len(score),
-            self.array.ctypes.data,
-        )
+        _core.metrics_add(LOSSES.index(loss), score, label, weight, self.array)
 
     @property
     def examples(self) -> int:

@@ -141,7 +141,7 @@ class Model:
         try:
             for batch in ahead(iter(stream)):
                 ticket, index = self.table.distinct(batch.keys)
-                scored = scores(batch, index, self.table.pull(ticket))
+                scored = scores(batch, index, self.table.pull(ticket).reshape(-1))
                 yield _probabilities(scored) if is_probability else scored
         finally:
             remove_spooled(sources)
