@@ -28,6 +28,13 @@ Keys order_of(Endpoint& self, uintptr_t address, size_t count) {
   return {self.order_of({reinterpret_cast<const uint64_t*>(address), count}), count};
 }
 
+Keys distinct_of(Endpoint& self, uintptr_t address, size_t count, uintptr_t index) {
+  const nb::gil_scoped_release released;
+  const Client::Order order = self.distinct_of({reinterpret_cast<const uint64_t*>(address), count},
+                                               reinterpret_cast<uint32_t*>(index));
+  return {order, order->keys.size()};
+}
+
 // The table's specification, as if it were dense and as large as the gradient.
 TableSpec spec_of(Endpoint& endpoint, uint32_t table, size_t rows) {
   TableSpec spec = endpoint.look([&](const Client& client) { return client.spec(table); });
@@ -149,6 +156,7 @@ void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
       .def_ro("given", &Keys::given)
       .def_prop_ro("unique", [](const Keys& self) { return self.order->keys.size(); });
   endpoint.def("order_of", &order_of, nb::arg("address"), nb::arg("count"))
+      .def("distinct_of", &distinct_of, nb::arg("address"), nb::arg("count"), nb::arg("index"))
       .def("push_rows", &push_rows, nb::arg("table"), nb::arg("keys"), nb::arg("given"),
            nb::arg("scale"), nb::arg("out"), nb::arg("piece"), nb::arg("remember"),
            nb::arg("asked"), nb::arg("reject_nan"), nb::arg("seconds"), nb::arg("kept"),

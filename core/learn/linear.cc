@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "learn/metrics.h"
 
 namespace commute {
 namespace {
@@ -25,24 +28,38 @@ float slope(Loss loss, float score, float label) {
 }  // namespace
 
 void linear_scores(const Places& places, const float* weights, float* scores) {
-  for (size_t i = 0; i < places.count; ++i) {
+  const auto [offsets, index, values, count] = places;
+  for (size_t i = 0; i < count; ++i) {
     float score = 0;
-    for (uint32_t at = places.offsets[i]; at < places.offsets[i + 1]; ++at)
-      score += places.values == nullptr ? weights[at] : weights[at] * places.values[at];
+    if (values == nullptr)
+      for (uint32_t at = offsets[i]; at < offsets[i + 1]; ++at) score += weights[index[at]];
+    else
+      for (uint32_t at = offsets[i]; at < offsets[i + 1]; ++at)
+        score += weights[index[at]] * values[at];
     scores[i] = score;
   }
 }
 
 void linear_gradients(Loss loss, const Places& places, const float* scores, const float* labels,
                       const float* importances, float* gradients) {
-  for (size_t i = 0; i < places.count; ++i) {
+  const auto [offsets, index, values, count] = places;
+  for (size_t i = 0; i < count; ++i) {
     const float by_score = importances[i] * slope(loss, scores[i], labels[i]);
-    const uint32_t begin = places.offsets[i], end = places.offsets[i + 1];
-    if (places.values == nullptr)
-      std::fill(gradients + begin, gradients + end, by_score);
+    const uint32_t end = offsets[i + 1];
+    if (values == nullptr)
+      for (uint32_t at = offsets[i]; at < end; ++at) gradients[index[at]] += by_score;
     else
-      for (uint32_t at = begin; at < end; ++at) gradients[at] = by_score * places.values[at];
+      for (uint32_t at = offsets[i]; at < end; ++at) gradients[index[at]] += by_score * values[at];
   }
+}
+
+void linear_learn(Loss loss, const Places& places, const float* labels, const float* importances,
+                  std::span<float> weights, MetricSums& sums) {
+  std::vector<float> scores(places.count);
+  linear_scores(places, weights.data(), scores.data());
+  sums.add(loss, scores.data(), labels, importances, places.count);
+  std::fill(weights.begin(), weights.end(), 0.0f);
+  linear_gradients(loss, places, scores.data(), labels, importances, weights.data());
 }
 
 }  // namespace commute

@@ -85,6 +85,7 @@ class Client {
     bool asked_about = true;
   };
   Order order_of(std::span<const uint64_t> keys) const;
+  Order distinct_of(std::span<const uint64_t> keys, uint32_t* index) const;
   uint64_t push_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t pull_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t drop_rows(uint32_t table, const RowCall& call);

@@ -75,6 +75,11 @@ Client::Order Client::order_of(std::span<const uint64_t> keys) const {
   return std::make_shared<const KeyOrder>(KeyOrder::of(keys, settings_.slots, settings_.shards));
 }
 
+Client::Order Client::distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
+  return std::make_shared<const KeyOrder>(
+      KeyOrder::distinct(keys, settings_.slots, settings_.shards, index));
+}
+
 uint64_t Client::push_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {
   Table& table = tables_.at(id);
   StoreHeader header;

@@ -72,6 +72,9 @@ class Endpoint {
   // Within `call`: moves what can be moved already.
   void move() { turn(); }
   Client::Order order_of(std::span<const uint64_t> keys) const { return client_.order_of(keys); }
+  Client::Order distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
+    return client_.distinct_of(keys, index);
+  }
   // Without moving anything, also of a store that has failed.
   template <class F>
   auto look(F f) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -13,223 +12,6 @@
 
 namespace commute {
 namespace {
-
-// ---- Putting keys in order ----
-//
-// Hashes are evenly spread, so keys are dealt into many small buckets that follow each other in the
-// order wanted; then an item is at most a bucket's length from its place, and insertion is quick.
-//
-//   item = the upper bits of a hash | source       as many bits as sources need
-//
-// So items are ordered as hashes and then sources are, save for hashes that differ in the lower
-// bits only. Such ties are rare, and settled at the end.
-
-// Keys of a bucket, at most, if they are spread well. Fewer: less to insert, more to count.
-constexpr size_t kBucketKeys = 2;
-// A longer bucket is sorted before, or insertion might take forever.
-constexpr size_t kInsertionMax = 32;
-// Fewer keys than a part of the slots are not worth a look at all slots.
-constexpr size_t kSlotsPerKey = 16;
-
-// Shard after shard: its slots, each cut by the bits after the slot's. Or, for few keys, a bucket
-// is a whole shard.
-class Buckets {
- public:
-  // `slots` is a power of two.
-  Buckets(size_t keys, uint32_t slots, uint32_t shards) : shards_(shards), begins_(shards + 1) {
-    if (keys < slots / kSlotsPerKey)
-      std::iota(begins_.begin(), begins_.end(), size_t{0});
-    else
-      cut(keys, slots);
-    shift_ = 63 - static_cast<unsigned>(std::countr_zero(slots)) - cuts_;
-  }
-
-  size_t count() const { return begins_.back(); }
-  // The first bucket of a shard; of `shards`: the end.
-  size_t begin_of(uint32_t shard) const { return begins_[shard]; }
-  size_t of(uint64_t hash) const {
-    const size_t cut = hash >> 1 >> shift_;
-    return moves_.empty() ? cut % shards_ : cut + moves_[cut >> cuts_];
-  }
-
- private:
-  void cut(size_t keys, uint32_t slots) {
-    while ((size_t{slots} << cuts_) * kBucketKeys < keys) ++cuts_;
-    moves_.resize(slots);
-    size_t rank = 0;
-    for (uint32_t shard = 0; shard < shards_; ++shard) {
-      begins_[shard] = rank << cuts_;
-      for (size_t slot = shard; slot < slots; slot += shards_)
-        moves_[slot] = (rank++ - slot) << cuts_;
-    }
-    begins_[shards_] = rank << cuts_;
-  }
-
-  uint32_t shards_;
-  unsigned cuts_ = 0;          // bits
-  unsigned shift_ = 0;         // and one more: all 64 bits may go
-  std::vector<size_t> moves_;  // of slots: how far from where they would be with one shard
-  std::vector<size_t> begins_;
-};
-
-// Items lie where the keys will be: of memory that is new to the process every page costs as much
-// as sorting a hundred keys.
-class Sorter {
- public:
-  Sorter(std::span<const uint64_t> given, uint32_t shards)
-      : given_(given),
-        shards_(shards),
-        source_bits_((uint64_t{1} << std::bit_width(given.size())) - 1) {}
-
-  KeyOrder order(uint32_t slots) {
-    items_.resize(given_.size());
-    order_.begins.resize(shards_ + 1);
-    const Buckets buckets(given_.size(), slots, shards_);
-    sort(buckets);
-    order_.sources.resize(given_.size());
-    const size_t ties = count_ties();
-    if (ties == 0) {
-      take_distinct();
-    } else if (!take_groups(given_.size() - ties)) {
-      items_.resize(given_.size());
-      sort(buckets);
-      take(settle());
-    }
-    return std::move(order_);
-  }
-
- private:
-  void take(size_t distinct) {
-    order_.groups.clear();
-    if (distinct < given_.size())
-      take_groups(distinct);
-    else
-      take_distinct();
-  }
-
-  uint32_t source(uint64_t item) const { return static_cast<uint32_t>(item & source_bits_); }
-  uint64_t key(uint64_t item) const { return given_[item & source_bits_]; }
-  bool tied(size_t i, size_t j) const { return (items_[i] ^ items_[j]) <= source_bits_; }
-
-  // Returns the ends of the buckets.
-  std::vector<uint32_t> deal(const Buckets& buckets) {
-    std::vector<uint32_t> ends(buckets.count());
-    for (const uint64_t key : given_) ++ends[buckets.of(hash_of(key))];
-    uint32_t begin = 0;
-    for (uint32_t& end : ends) begin += std::exchange(end, begin);
-    // The begin of a bucket moves on with its items, and so becomes its end.
-    for (size_t i = 0; i < given_.size(); ++i) {
-      const uint64_t hash = hash_of(given_[i]);
-      items_[ends[buckets.of(hash)]++] = (hash & ~source_bits_) | i;
-    }
-    return ends;
-  }
-
-  void sort(const Buckets& buckets) {
-    const std::vector<uint32_t> ends = deal(buckets);
-    uint32_t begin = 0;
-    for (uint32_t shard = 0; shard < shards_; ++shard) {
-      const uint32_t first = begin;
-      order_.begins[shard] = first;
-      for (size_t i = buckets.begin_of(shard); i < buckets.begin_of(shard + 1); ++i) {
-        if (ends[i] - begin > kInsertionMax) sort_long(begin, ends[i]);
-        begin = ends[i];
-      }
-      insert(first, begin);
-    }
-    order_.begins[shards_] = begin;
-  }
-
-  // A long bucket is mostly one key that was given often, or keys that are in order already.
-  void sort_long(size_t begin, size_t end) {
-    uint64_t* const items = items_.data();
-    if (!std::is_sorted(items + begin, items + end)) std::sort(items + begin, items + end);
-  }
-
-  void insert(size_t begin, size_t end) {
-    for (size_t i = begin + 1; i < end; ++i) {
-      const uint64_t item = items_[i];
-      size_t to = i;
-      for (; to > begin && items_[to - 1] > item; --to) items_[to] = items_[to - 1];
-      items_[to] = item;
-    }
-  }
-
-  void take_distinct() {
-    for (size_t i = 0; i < items_.size(); ++i) {
-      order_.sources[i] = source(items_[i]);
-      items_[i] = key(items_[i]);
-    }
-  }
-
-  // Without branches: whether a key is repeated is hard to foretell. False if different keys are
-  // tied, so that there are more than `distinct`; then nothing is in order, and it ends early.
-  bool take_groups(size_t distinct) {
-    order_.groups.resize(distinct + 1);
-    uint32_t keys = 0, i = 0;
-    uint64_t before = 0;
-    for (uint32_t shard = 0; shard < shards_; ++shard) {
-      order_.begins[shard] = keys;
-      for (const uint32_t end = order_.begins[shard + 1]; i < end; ++i) {
-        const uint64_t item = items_[i], now = key(item);
-        keys += i == 0 || now != before;
-        if (keys > distinct) return false;
-        order_.sources[i] = source(item);
-        order_.groups[keys] = i + 1;
-        items_[keys - 1] = before = now;
-      }
-    }
-    order_.begins[shards_] = keys;
-    order_.keys.resize(distinct);
-    if (distinct < given_.size() / 2) order_.keys.shrink_to_fit();
-    return true;
-  }
-
-  size_t count_ties() const {
-    size_t ties = 0;
-    for (size_t i = 1; i < items_.size(); ++i) ties += tied(i - 1, i);
-    return ties;
-  }
-
-  // Puts ties in order; returns how many different keys there are.
-  size_t settle() {
-    size_t distinct = 0;
-    for (size_t i = 0, end; i < items_.size(); i = end) {
-      for (end = i + 1; end < items_.size() && tied(i, end);) ++end;
-      if (any_mixed(i, end)) sort_by_hash(i, end);
-      for (size_t at = i; at < end; ++at)
-        distinct += at == i || key(items_[at - 1]) != key(items_[at]);
-    }
-    return distinct;
-  }
-
-  // Whether different keys are tied. Without branches, as above.
-  bool any_mixed(size_t begin, size_t end) const {
-    bool any = false;
-    uint64_t before = key(items_[begin]);
-    for (size_t i = begin + 1; i < end; ++i) {
-      const uint64_t now = key(items_[i]);
-      const bool differ = now != before, tie = tied(i - 1, i);
-      any |= differ & tie;
-      before = now;
-    }
-    return any;
-  }
-
-  void sort_by_hash(size_t begin, size_t end) {
-    uint64_t* const items = items_.data();
-    std::sort(items + begin, items + end, [this](uint64_t a, uint64_t b) {
-      const uint64_t hash_a = hash_of(key(a)), hash_b = hash_of(key(b));
-      return hash_a != hash_b ? hash_a < hash_b : a < b;
-    });
-  }
-
-  std::span<const uint64_t> given_;
-  uint32_t shards_;
-  uint64_t source_bits_;  // of an item
-  KeyOrder order_;
-  std::vector<uint64_t>& items_ = order_.keys;
-};
 
 // ---- Rows ----
 
@@ -327,12 +109,12 @@ struct Chains {
 
 }  // namespace
 
-KeyOrder KeyOrder::of(std::span<const uint64_t> given, uint32_t slots, uint32_t shards) {
-  return Sorter(given, shards).order(slots);
-}
-
 void gather_rows(const KeyOrder& order, const TableSpec& spec, size_t first, size_t count,
                  const std::byte* given, std::byte* rows) {
+  if (order.in_order()) {
+    std::copy_n(given + first * spec.bytes(), count * spec.bytes(), rows);
+    return;
+  }
   const bool assigns = spec.update.kind == UpdateKind::kAssign;
   // By value: else the compiler fears that a row overwrites them, and loads them again.
   const auto copy_all = [=](auto row_bytes, auto source) {
@@ -358,6 +140,10 @@ constexpr size_t kWriteAhead = 16;
 
 void scatter_rows(const KeyOrder& order, size_t row_bytes, size_t first, size_t count,
                   const std::byte* rows, std::byte* given) {
+  if (order.in_order()) {
+    std::copy_n(rows, count * row_bytes, given + first * row_bytes);
+    return;
+  }
   const uint32_t* const sources = order.sources.data();
   with_row_bytes(row_bytes, [&](auto row_bytes) {
     if (!order.repeats()) {

@@ -10,6 +10,12 @@
 //   sources   0 3 1 | 2 4      positions in what the user gave, grouped by key, in rising order
 //   groups    0 2 3 4 5        where a key's sources begin, and the end; empty when none repeats
 //
+// Whoever uses a key's row at many places does better with each key once, in the order it travels
+// already, and numbers instead of copies (`distinct`):
+//
+//   sources, groups            empty: rows are copied as they lie
+//   index     0 2 3 0 1        of what was given: which of `keys` it is
+//
 // A contribution (`RowBytes`) is such keys with as many rows.
 #pragma once
 
@@ -31,7 +37,12 @@ struct KeyOrder {
 
   // At most 2^32 - 2 keys.
   static KeyOrder of(std::span<const uint64_t> given, uint32_t slots, uint32_t shards);
+  // The distinct keys alone, and in order; `index` is as long as what is given.
+  static KeyOrder distinct(std::span<const uint64_t> given, uint32_t slots, uint32_t shards,
+                           uint32_t* index);
   bool repeats() const { return !groups.empty(); }
+  // Whether rows are given as they travel.
+  bool in_order() const { return sources.empty(); }
 };
 
 // Rows `first` to `first + count` of what travels, from what the user gave: repeated ones are

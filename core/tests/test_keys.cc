@@ -69,6 +69,19 @@ std::map<std::pair<uint32_t, uint64_t>, std::vector<uint32_t>> reference_order(c
   return order;
 }
 
+// The same keys, each once; no copies to make, and every given one has its number.
+void check_distinct(const KeyOrder& order, const Keys& given, uint32_t slots, uint32_t shards) {
+  std::vector<uint32_t> index(given.size());
+  const KeyOrder distinct = KeyOrder::distinct(given, slots, shards, index.data());
+  CHECK(distinct.keys == order.keys);
+  CHECK(distinct.begins == order.begins);
+  CHECK(distinct.in_order());
+  CHECK(!distinct.repeats());
+  bool right = true;
+  for (size_t i = 0; i < given.size(); ++i) right &= distinct.keys.at(index[i]) == given[i];
+  CHECK(right);
+}
+
 void check_order(const Keys& given, uint32_t slots, uint32_t shards) {
   const KeyOrder order = KeyOrder::of(given, slots, shards);
   const auto expected = reference_order(given, slots, shards);
@@ -86,6 +99,7 @@ void check_order(const Keys& given, uint32_t slots, uint32_t shards) {
   CHECK(order.sources == sources);
   CHECK(order.groups == groups);
   CHECK_EQ(order.repeats(), keys.size() < given.size());
+  check_distinct(order, given, slots, shards);
 }
 
 void check_orders(const Keys& given) {
@@ -139,6 +153,23 @@ TEST(keys_that_are_not_spread_are_ordered) {
   check_orders(skewed);
 }
 
+// Would take minutes if each key stepped over all that came before.
+TEST(keys_that_crowd_a_bucket) {
+  Rng rng = seeded(41);
+  Keys crowd;
+  for (uint64_t i = 0; i < 200'000; ++i) crowd.push_back(unhashed((uint64_t{7} << 60) + i));
+  std::shuffle(crowd.begin(), crowd.end(), rng);
+  const KeyOrder order = KeyOrder::of(crowd, 1024, 2);
+  check_distinct(order, crowd, 1024, 2);
+  // A few of them among others, up to the very end of the table.
+  for (const size_t count : {10, 100, 250, 300, 1000}) {
+    Keys given = random_keys(rng, 5000, 0);
+    for (uint64_t i = 0; i < count; ++i) given.push_back(unhashed(~uint64_t{0} - i));
+    std::shuffle(given.begin(), given.end(), rng);
+    check_orders(given);
+  }
+}
+
 // Would take hours if it were quadratic in the copies of a key.
 TEST(millions_of_a_few_keys) {
   for (const uint64_t different : {1, 3, 40}) {
@@ -148,6 +179,7 @@ TEST(millions_of_a_few_keys) {
     CHECK_EQ(order.keys.size(), std::set<uint64_t>(given.begin(), given.end()).size());
     CHECK_EQ(order.groups.size(), order.keys.size() + 1);
     CHECK_EQ(order.groups.back(), given.size());
+    check_distinct(order, given, 1024, 2);
     bool right = true;
     for (size_t k = 0; k < order.keys.size(); ++k)
       for (uint32_t i = order.groups[k]; i < order.groups[k + 1]; ++i)
@@ -235,6 +267,23 @@ TEST(rows_of_repeated_keys_are_combined) {
   }
   check_gather(rng, spec_of(UpdateKind::kSum, Dtype::kFloat32, 1), random_keys(rng, 9000, 3000), 2);
   check_gather(rng, spec_of(UpdateKind::kSum, Dtype::kFloat32, 1), {}, 2);
+}
+
+TEST(rows_of_distinct_keys_are_copied_as_they_lie) {
+  Rng rng = seeded(42);
+  const TableSpec spec = spec_of(UpdateKind::kSum, Dtype::kFloat32, 3);
+  const Keys given = random_keys(rng, 3000, 500);
+  std::vector<uint32_t> index(given.size());
+  const KeyOrder order = KeyOrder::distinct(given, spec.slots, 2, index.data());
+  const Data data = random_rows(rng, spec, order.keys.size());
+  Data gathered(data.size()), back(data.size());
+  const size_t half = order.keys.size() / 2, at = half * spec.bytes();
+  gather_rows(order, spec, 0, half, data.data(), gathered.data());
+  gather_rows(order, spec, half, order.keys.size() - half, data.data(), &gathered[at]);
+  scatter_rows(order, spec.bytes(), 0, half, data.data(), back.data());
+  scatter_rows(order, spec.bytes(), half, order.keys.size() - half, &data[at], back.data());
+  CHECK(gathered == data);
+  CHECK(back == data);
 }
 
 TEST(rows_come_back_to_all_their_keys) {

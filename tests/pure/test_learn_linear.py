@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from commute.learn.cache import Block
-from commute.learn.linear import gradients, scores
+from commute.learn.linear import learn, scores
+from commute.learn.metrics import Metrics
 from commute.learn.settings import LOSSES
 
 pytestmark = pytest.mark.timeout(30)
 
-EXAMPLES = 200
+EXAMPLES, FEATURES = 200, 60
 
 
 def slopes(model: str, score: np.ndarray, label: np.ndarray) -> np.ndarray:
@@ -47,32 +48,40 @@ def batch_of(rng: np.random.Generator, plain: bool, binary: bool) -> Block:
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "values"])
 @pytest.mark.parametrize("model", LOSSES)
 def test_against_numpy(model, plain, rng):
-    """The four losses, with values and where all are 1."""
+    """The four losses, with values and where all are 1; features come up again and again."""
     batch = batch_of(rng, plain, binary=model != "linear")
-    weights = rng.normal(0, 0.5, len(batch.keys)).astype(np.float32)
-    values = np.ones(len(weights)) if plain else batch.values.astype(np.float64)
+    weights = rng.normal(0, 0.5, FEATURES).astype(np.float32)
+    index = rng.integers(0, FEATURES - 1, len(batch.keys)).astype(np.uint32)
+    values = np.ones(len(index)) if plain else batch.values.astype(np.float64)
     rows = np.repeat(np.arange(EXAMPLES), np.diff(batch.offsets.astype(np.int64)))
-    expected = np.bincount(rows, weights * values, EXAMPLES)
-    scored = scores(batch, weights)
+    expected = np.bincount(rows, weights[index] * values, EXAMPLES)
+    scored = scores(batch, index, weights)
     # From here the core's own scores: a step of a loss must not depend on the last bit of one.
     by_score = batch.weights * slopes(model, scored.astype(np.float64), batch.labels)
+    judged, alone = Metrics(), Metrics()
+    alone.add(scored, batch.labels, batch.weights, LOSSES[model][0])
+    learn(model, batch, index, weights, judged)
 
     np.testing.assert_allclose(scored, expected, rtol=1e-5, atol=1e-5)
     assert scored[0] == scored[-1] == 0
-    out = np.full(len(weights), np.nan, np.float32)
-    assert gradients(model, batch, scored, out) is out
-    np.testing.assert_allclose(out, by_score[rows] * values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(judged.array, alone.array)
+    by_feature = np.bincount(index, by_score[rows] * values, FEATURES)
+    np.testing.assert_allclose(weights, by_feature, rtol=1e-4, atol=1e-4)
+    assert weights[-1] == 0  # a feature that no example has
 
 
-@pytest.mark.parametrize("model", LOSSES)
-def test_gradients_take_the_place_of_weights(model, rng):
-    """As the trainer does: the same room is used again."""
+def test_gradients_are_added_in_the_order_of_examples(rng):
+    """So they have the same bits wherever they are computed."""
     batch = batch_of(rng, False, binary=True)
-    weights = rng.normal(size=len(batch.keys)).astype(np.float32)
-    scored = scores(batch, weights)
-    elsewhere = gradients(model, batch, scored, np.empty_like(weights))
+    index = rng.integers(0, FEATURES, len(batch.keys)).astype(np.uint32)
+    zeros = np.zeros(FEATURES, np.float32)
+    learn("lr", batch, index, zeros, Metrics())
+    rows = np.repeat(np.arange(EXAMPLES), np.diff(batch.offsets.astype(np.int64)))
+    slope = (batch.weights * (np.float32(0.5) - batch.labels))[rows] * batch.values
+    expected = np.zeros(FEATURES, np.float32)
+    np.add.at(expected, index, slope)
 
-    np.testing.assert_array_equal(gradients(model, batch, scored, weights), elsewhere)
+    np.testing.assert_array_equal(zeros, expected)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +103,18 @@ def test_edges(model: str, score: float, label: float, slope: float):
     """Where a loss has a corner, and scores that no exponential can hold."""
     one: Any = np.ones(1, np.float32)
     batch = Block(1, one * label, one, np.array([0, 1], np.uint32), np.zeros(1, np.uint64), None)
-    made = gradients(model, batch, one * score, np.empty(1, np.float32))
+    weight = one * score
+    learn(model, batch, np.zeros(1, np.uint32), weight, Metrics())
 
-    assert made.tolist() == [slope]
+    assert weight.tolist() == [slope]
 
 
 def test_an_empty_batch():
     """Nothing is written."""
     none: Any = np.empty(0, np.float32)
     batch = Block(0, none, none, np.zeros(1, np.uint32), np.empty(0, np.uint64), None)
+    judged = Metrics()
+    learn("lr", batch, np.empty(0, np.uint32), none, judged)
 
-    assert scores(batch, none).size == 0
-    assert gradients("lr", batch, none, none).size == 0
+    assert scores(batch, np.empty(0, np.uint32), none).size == 0
+    assert not judged.array.any()

@@ -57,6 +57,38 @@ def test_figures_are_those_of_scikit_learn(kind):
     assert found.mean_prediction == pytest.approx(np.average(chances, weights=weights))
 
 
+def summed(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray, loss: str) -> np.ndarray:
+    """The sums, by plain NumPy."""
+    score, label, weight = (array.astype("d") for array in (scores, labels, weights))
+    margin = (2 * label - 1) * score
+    chance = 1 / (1 + np.exp(-score))
+    logloss = np.logaddexp(0, score) - label * score
+    lost = {
+        "logistic": logloss,
+        "squared": (score - label) ** 2,
+        "hinge": np.maximum(1 - margin, 0),
+        "perceptron": np.maximum(-margin, 0),
+    }[loss]
+    binary = loss != "squared"
+    bins = np.minimum((np.clip(score, -12, 12) + 12) * 2048 / 24, 2047).astype(int)
+    counts = [np.bincount(bins, weight * (label == y) * binary, 2048) for y in (0, 1)]
+    means = [len(score), weight.sum(), weight @ lost, weight @ label]
+    means += [weight @ (chance if binary else score), weight.sum() * binary]
+    return np.concatenate([means, [weight @ logloss * binary], *counts])
+
+
+@pytest.mark.parametrize("kind", ["realistic", "confident", "weighted"])
+@pytest.mark.parametrize("loss", metrics.LOSSES)
+def test_sums_are_those_of_numpy(kind, loss):
+    """Each of them, also of the bins, and scores beyond the last."""
+    scores, labels, weights = drawn(kind)
+    scores[:4] = [12, -12, 50, -50]
+    found = Metrics()
+    found.add(scores, labels, weights, loss)
+
+    np.testing.assert_allclose(found.array, summed(scores, labels, weights, loss), rtol=1e-9)
+
+
 @pytest.mark.parametrize("score", [0.0, -0.0, 3.7, -12.0, 12.0, 1e30, -1e30])
 def test_equal_scores_are_a_toss(score):
     """One score for all has an AUC of exactly a half, and a calibration of one part."""

@@ -330,6 +330,32 @@ def test_tickets_across_growth_and_drops(stores, rng, width):
     assert same is ticket and got.shape == (50, width) and "50 keys of table 'e'" in repr(ticket)
 
 
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("count", [0, 1, 30, 4000])
+def test_distinct_keys_are_those_of_numpy(ranks, rng, shards, count):
+    """Rows of the ticket by number are rows of the keys, whatever their shape."""
+    keys = rng.integers(0, 2**64, size=count // 3 + 1, dtype=np.uint64)
+    keys = rng.choice(keys, (2, count))
+    keys[:, : count // 10] = LAST
+    unique, inverse = np.unique(keys, return_inverse=True)
+    given = gradients(rng, len(unique), 2, "int64")
+
+    def work(group: Group) -> Any:
+        e = group.store(staleness=None).sparse("e", 2, "int64")
+        ticket, index = e.distinct(keys)
+        assert len(ticket) == len(unique)
+        e.push(ticket, given)
+        return index, e.pull(ticket), e.pull(keys), e.push_pull(ticket, given)
+
+    [(index, once, everywhere, twice)] = ranks(1, shards=shards).values(work)
+    assert index.shape == keys.shape and index.dtype == np.uint32
+    pairs = np.unique(np.stack([index.ravel(), inverse.ravel()]), axis=1)
+    assert pairs.shape[1] == len(unique)  # one number for each key, and another for another
+    np.testing.assert_array_equal(once, given)
+    np.testing.assert_array_equal(everywhere, given[index])
+    np.testing.assert_array_equal(twice, 2 * given)
+
+
 def test_a_ticket_of_a_pull_under_way(stores):
     workers = stores(2)
     a, b = workers.rows("e", 1, "int64")

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores and gradients of a batch, by the core (core/learn/linear.h)."""
+"""Scores and gradients of a batch, by the core (core/learn/linear.h).
+
+`weights` has one for each feature that differs, and `index` its number at every place of the batch,
+as `SparseTable.distinct` gives them.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,34 @@ from typing import Any
 import numpy as np
 
 from commute import _core
+from commute.learn.metrics import Metrics
 from commute.learn.reader import Batch
 from commute.learn.settings import LOSSES
 
-__all__ = ["gradients", "scores"]
+__all__ = ["learn", "scores"]
 
 Array = np.ndarray[Any, Any]
 
 
-def scores(batch: Batch, weights: Array) -> Array:
-    """The sum of weight times value of every example; `weights` has one for each key."""
+def scores(batch: Batch, index: Array, weights: Array) -> Array:
+    """The sum of weight times value of every example."""
     made = np.empty(batch.count, np.float32)
-    _core.linear_scores(
-        batch.offsets.ctypes.data,
-        _address(batch.values),
-        batch.count,
-        weights.ctypes.data,
-        made.ctypes.data,
-    )
+    _core.linear_scores(batch.offsets, index, batch.values, weights, made)
     return made
 
 
-def gradients(model: str, batch: Batch, scored: Array, out: Array) -> Array:
-    """The gradient of the loss by the weight at each place, written to `out`."""
-    _core.linear_gradients(
+def learn(model: str, batch: Batch, index: Array, weights: Array, judged: Metrics) -> None:
+    """The gradient of the loss by every weight, written over the weights.
+
+    The examples are scored before, and these scores added to `judged`.
+    """
+    _core.linear_learn(
         LOSSES[model][1],
-        batch.offsets.ctypes.data,
-        _address(batch.values),
-        batch.count,
-        scored.ctypes.data,
-        batch.labels.ctypes.data,
-        batch.weights.ctypes.data,
-        out.ctypes.data,
+        batch.offsets,
+        index,
+        batch.values,
+        batch.labels,
+        batch.weights,
+        weights,
+        judged.array,
     )
-    return out
-
-
-def _address(values: Array | None) -> int:
-    return 0 if values is None else int(values.ctypes.data)

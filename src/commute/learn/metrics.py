@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good predictions are, kept as plain sums. Pure.
+"""How good predictions are, kept as plain sums. Pure; the core adds up (core/learn/metrics.h).
 
 Progressive validation: an example is predicted first and learned from afterwards, so the training
 data judges the model without a second pass. All that is kept is one array of float64 sums:
@@ -32,12 +32,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from commute import _core
 from commute._errors import ArrayError, SettingError
 
 __all__ = ["LOSSES", "Metrics"]
 
-LOSSES: Final = ("logistic", "squared", "hinge", "perceptron")
+LOSSES: Final = ("logistic", "squared", "hinge", "perceptron")  # as the core numbers them
 
+# As the core has them.
 _BINS: Final = 2048
 _EDGE: Final = 12.0  # scores beyond it share the outermost bin; sigmoid(-12) is 6e-6
 _PER_UNIT: Final = _BINS / (2 * _EDGE)
@@ -61,11 +63,11 @@ class Metrics:
 
     @classmethod
     def of(cls, array: AnyFloats) -> Metrics:
-        """The metrics whose sums are in `array`; float64 is taken as it is, not copied."""
+        """The metrics whose sums are in `array`; of float64 in one piece it is not copied."""
         if array.shape != (cls.SIZE,):
             raise ArrayError(f"expected metrics of shape ({cls.SIZE},), got {array.shape}")
         made = cls.__new__(cls)
-        made.array = np.asarray(array, np.float64)
+        made.array = np.asarray(array, np.float64, order="C")
         return made
 
     def __add__(self, other: Metrics) -> Metrics:
@@ -88,46 +90,14 @@ class Metrics:
         """
         if loss not in LOSSES:
             raise SettingError(f"there is no loss {loss!r}; expected one of {', '.join(LOSSES)}")
-        score = np.asarray(scores, np.float64)
-        label = np.asarray(labels, np.float64)
-        weight = np.ones(score.shape) if weights is None else np.asarray(weights, np.float64)
+        score, label = _floats(scores), _floats(labels)
+        weight = np.ones(score.shape, np.float32) if weights is None else _floats(weights)
         if score.ndim != 1 or not score.shape == label.shape == weight.shape:
             raise ArrayError(
                 "expected scores, labels and weights in one dimension and of one length,"
                 f" got shapes {score.shape}, {label.shape} and {weight.shape}"
             )
-        # A model that diverged gives infinite scores: its figures say so, no warning is needed.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if loss == "squared":
-                prediction, lost = score, np.square(score - label)
-            else:
-                prediction, lost = self._add_binary(score, label, weight, loss)
-            sums = self.array
-            sums[_EXAMPLES] += len(score)
-            sums[_WEIGHT] += weight.sum()
-            sums[_LOSS] += weight @ lost
-            sums[_LABEL] += weight @ label
-            sums[_PREDICTION] += weight @ prediction
-
-    def _add_binary(
-        self, score: Floats, label: Floats, weight: Floats, loss: str
-    ) -> tuple[Floats, Floats]:
-        """Counts what only 0 and 1 have; returns the probabilities, and the loss of each."""
-        small = np.exp(-np.abs(score))  # of at most 1: nothing overflows
-        probability = np.where(score >= 0, 1.0, small) / (1.0 + small)
-        logloss = np.maximum(score, 0.0) - label * score + np.log1p(small)
-        self.array[_BINARY] += weight.sum()
-        self.array[_LOGLOSS] += weight @ logloss
-        # fmin turns what is not a number into 12, so that every example has a bin.
-        within = np.fmax(np.fmin(score, _EDGE), -_EDGE)
-        bins = ((within + _EDGE) * _PER_UNIT).astype(np.intp)
-        np.minimum(bins, _BINS - 1, out=bins)
-        bins[label > 0.5] += _BINS
-        self.array[_HISTOGRAM:] += np.bincount(bins, weight, 2 * _BINS)
-        if loss == "logistic":
-            return probability, logloss
-        margin = (2.0 * label - 1.0) * score
-        return probability, np.maximum((1.0 if loss == "hinge" else 0.0) - margin, 0.0)
+        _core.metrics_add(LOSSES.index(loss), score, label, weight, self.array)
 
     @property
     def examples(self) -> int:
@@ -197,3 +167,7 @@ class Metrics:
         used = weight > total * 1e-9  # a difference of sums may leave a crumb in an empty part
         rows = zip(predicted[used], hits[used], weight[used], strict=True)
         return [(float(p / w), float(h / w), float(w)) for p, h, w in rows]
+
+
+def _floats(given: AnyFloats) -> npt.NDArray[np.float32]:
+    return np.asarray(given, np.float32, order="C")

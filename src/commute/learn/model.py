@@ -140,7 +140,8 @@ class Model:
         is_probability = self.card.training.model == "lr" and not raw
         try:
             for batch in ahead(iter(stream)):
-                scored = scores(batch, self.table.pull(batch.keys).reshape(-1))
+                ticket, index = self.table.distinct(batch.keys)
+                scored = scores(batch, index, self.table.pull(ticket).reshape(-1))
                 yield _probabilities(scored) if is_probability else scored
         finally:
             remove_spooled(sources)

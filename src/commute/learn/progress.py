@@ -18,7 +18,6 @@ import numpy as np
 from commute.group import Group
 from commute.learn.documents import encoded
 from commute.learn.metrics import Metrics
-from commute.learn.reader import Batch
 from commute.learn.report import History, Point
 from commute.learn.settings import Plan
 from commute.store.sparse import SparseTable
@@ -27,9 +26,6 @@ __all__ = ["POINTS", "Line", "Progress"]
 
 POINTS = "progress.jsonl"
 EVERY_S = 0.5
-ADDED_AT_ONCE = 16  # batches
-
-Array = np.ndarray[Any, Any]
 
 
 class Line(msgspec.Struct):
@@ -44,8 +40,7 @@ class Progress:
 
     def __init__(self, world: Group, plan: Plan, table: SparseTable) -> None:
         self._world, self._plan, self._table = world, plan, table
-        self._new = Metrics()
-        self._waiting: list[tuple[Array, Array, Array]] = []
+        self.new = Metrics()  # of examples since it was told last
         self._rounds_told = 0
         self._store = world.store("progress", staleness=None)
         self._sums = self._store.dense("sums", Metrics.SIZE + world.size + 1, "float64")
@@ -53,32 +48,18 @@ class Progress:
         self._begin = self._told_at = time.monotonic()
         self.history = History()
 
-    def add(self, scores: np.ndarray[Any, Any], batch: Batch) -> None:
-        """Scores of examples before they were learned from."""
-        self._waiting.append((scores, batch.labels, batch.weights))
-        if len(self._waiting) >= ADDED_AT_ONCE:
-            self._add_up()
-
-    def _add_up(self) -> None:
-        # Several batches at once: for one, calling NumPy takes longer than adding up.
-        if self._waiting:
-            scores, labels, weights = map(np.concatenate, zip(*self._waiting, strict=True))
-            self._new.add(scores, labels, weights, self._plan.training.loss)
-            self._waiting.clear()
-
     def report(self, rounds: int, passes: float, *, last: bool = False) -> None:
         """Tells the others, if it is time to, how many rounds and passes this worker has done."""
         now = time.monotonic()
         if now - self._told_at < EVERY_S and not last:
             return
         self._told_at = now
-        self._add_up()
         sums = np.zeros(self._sums.shape)
-        sums[: Metrics.SIZE] = self._new.array
+        sums[: Metrics.SIZE] = self.new.array
         sums[Metrics.SIZE + self._world.rank] = rounds - self._rounds_told
         sums[-1] = (passes - self._passes_told) / self._world.size
         self._sums.push(sums)
-        self._new, self._rounds_told, self._passes_told = Metrics(), rounds, passes
+        self.new, self._rounds_told, self._passes_told = Metrics(), rounds, passes
         if last:
             self._store.flush()
         elif self._world.rank == 0:

@@ -29,11 +29,12 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from commute.group import Group
 from commute.learn.cache import cached
-from commute.learn.linear import gradients, scores
+from commute.learn.linear import learn, scores
 from commute.learn.metrics import Metrics
 from commute.learn.model import WEIGHTS, declare
 from commute.learn.progress import Progress
@@ -46,8 +47,15 @@ from commute.store.sparse import Ticket
 __all__ = ["Trainer"]
 
 Array = np.ndarray[Any, Any]
-Ordered = tuple[Batch, Ticket]
 TESTED_AT_ONCE = 1000  # examples
+
+
+class Ordered(msgspec.Struct, frozen=True):
+    """A batch, its distinct features as they travel, and which of them is at each of its places."""
+
+    batch: Batch
+    ticket: Ticket
+    index: Array
 
 
 class Trainer:
@@ -98,7 +106,8 @@ class Trainer:
         found = Metrics()
         stream = Stream(plan.recipe, pieces, size=lambda _: TESTED_AT_ONCE, bad=self.bad)
         for batch in ahead(iter(stream)):
-            scored = scores(batch, self._pull(batch.keys))
+            ticket, index = self.table.distinct(batch.keys)
+            scored = scores(batch, index, self._pull(ticket))
             found.add(scored, batch.labels, batch.weights, self._training.loss)
         return Metrics.of(self._world.allreduce(found.array))
 
@@ -137,16 +146,14 @@ class Trainer:
 
     def _learn(self, batches: Sequence[Ordered]) -> None:
         # All are pulled before any is pushed: together they are one contribution.
-        pulled = [self._pull(ticket, i) for i, (_, ticket) in enumerate(batches)]
-        for i, ((batch, ticket), weights) in enumerate(zip(batches, pulled, strict=True)):
-            scored = scores(batch, weights)
-            self._progress.add(scored, batch)
-            pushed = gradients(self._training.model, batch, scored, weights)
-            self.table.push(ticket, pushed, accumulate=i + 1 < len(batches))
+        pulled = [self._pull(batch.ticket, i) for i, batch in enumerate(batches)]
+        for i, (it, weights) in enumerate(zip(batches, pulled, strict=True)):
+            learn(self._training.model, it.batch, it.index, weights, self._progress.new)
+            self.table.push(it.ticket, weights, accumulate=i + 1 < len(batches))
 
-    def _pull(self, keys: Any, place: int = 0) -> Array:
-        out = self._space(place, len(keys))
-        self.table.pull(keys, out=out[:, None])
+    def _pull(self, ticket: Ticket, place: int = 0) -> Array:
+        out = self._space(place, len(ticket))
+        self.table.pull(ticket, out=out[:, None])
         return out
 
     def _space(self, place: int, keys: int) -> Array:
@@ -205,7 +212,7 @@ class Trainer:
         return [ahead(map(self._in_order, self._stream(dealt[i], i))) for i in mine]
 
     def _in_order(self, batch: Batch) -> Ordered:
-        return batch, self.table.ticket(batch.keys)
+        return Ordered(batch, *self.table.distinct(batch.keys))
 
     def _passes_done(self) -> float:
         return sum(stream.passes for stream in self._read) / len(self._read)
