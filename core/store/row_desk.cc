@@ -32,15 +32,18 @@ class RowDesk::Fetcher {
   static constexpr size_t kPageAhead = 44;
   static constexpr size_t kSlotAhead = 56;
 
-  // `places` are filled in, or with `known` taken as they are. `bytes` of each row will be used.
+  // `places` are filled in, or with `known` taken as they are. `bytes` of each row will be used. To
+  // `values`, if there are any, inline rows are copied as soon as they are found; one whose place
+  // is left at kUnknown was not.
   Fetcher(const RowDesk& desk, std::span<const uint64_t> keys, Rows::Place* places, bool known,
-          size_t bytes)
+          size_t bytes, std::byte* values = nullptr)
       : desk_(desk),
         keys_(keys),
         places_(places),
         known_(known),
         inline_(desk.spec().layout().is_inline),
-        bytes_(bytes) {}
+        bytes_(bytes),
+        values_(values) {}
 
   struct Row {
     Rows* rows;
@@ -66,7 +69,7 @@ class RowDesk::Fetcher {
     to(end + kBucketAhead, buckets_, [&](size_t i) {
       if (is_looked_up(i)) at(i).rows->prefetch_bucket(at(i).rest);
     });
-    if (!known_ || !inline_) to(end + kFindAhead, found_, [&](size_t i) { find(i); });
+    if (values_ != nullptr || !inline_) to(end + kFindAhead, found_, [&](size_t i) { find(i); });
     // A row in its bucket was fetched with it.
     if (known_ || !inline_)
       to(end + kRowAhead, rows_, [&](size_t i) { at(i).rows->prefetch_row(places_[i], bytes_); });
@@ -82,7 +85,7 @@ class RowDesk::Fetcher {
   void find(size_t i) {
     const auto& [rows, rest, slot] = at(i);
     if (inline_) {
-      places_[i] = rows->find_at_home(keys_[i], rest);
+      places_[i] = rows->copy_at_home(keys_[i], rest, values_ + i * bytes_);
       return;
     }
     if (!known_) places_[i] = rows->find(keys_[i], rest);
@@ -100,6 +103,7 @@ class RowDesk::Fetcher {
   const bool known_;
   const bool inline_;
   const size_t bytes_;
+  std::byte* const values_;
   size_t ready_ = 0;
   // How many have passed each station.
   size_t slots_ = 0;
@@ -181,12 +185,15 @@ std::vector<std::byte> RowDesk::values(KeyList& list) {
   list.places.resize(count);
   list.epoch = epoch_;
   std::vector<std::byte> values(count * row_bytes);
-  Fetcher fetcher(*this, keys, list.places.data(), known, row_bytes);
+  const bool early = !known && spec().layout().is_inline;
+  Fetcher fetcher(*this, keys, list.places.data(), known, row_bytes,
+                  early ? values.data() : nullptr);
   for (size_t i = 0; i < count; ++i) {
     fetcher.advance(i);
+    if (early && list.places[i] != Rows::kUnknown) continue;
     const auto& [rows, rest, slot] = fetcher.at(i);
     std::byte* const to = values.data() + i * row_bytes;
-    if (!known && list.places[i] == Rows::kUnknown) list.places[i] = rows->find(keys[i], rest);
+    if (early) list.places[i] = rows->find(keys[i], rest);
     if (!known && list.places[i] == Rows::kAbsent)  // a moment ago
       rows->copy_initial(keys[i], to);
     else
@@ -201,7 +208,7 @@ void RowDesk::apply(SlotOp op, const Record& record) {
   const Bytes payload = op.payload;
   const size_t row_bytes = keys.empty() ? 0 : payload.size() / keys.size();
   const bool known = op.places != nullptr;
-  std::vector<Rows::Place> places(keys.size());
+  std::vector<Rows::Place> places(keys.size(), Rows::kUnknown);
   if (known) std::copy_n(op.places, keys.size(), places.begin());
   if (op.kind == OpKind::kDrop) ++epoch_;
   Fetcher fetcher(*this, keys, places.data(), known, spec().layout().bytes);

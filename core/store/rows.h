@@ -115,8 +115,9 @@ class Rows {
     if (homes_ != 0) prefetch_lines(bucket(home_of(rest)), size_t{1} << bucket_shift_);
   }
   Place find(uint64_t key, uint64_t rest) const;
-  // As `find`, if its home tells; else kUnknown, and what comes after its home is fetched.
-  Place find_at_home(uint64_t key, uint64_t rest) const;
+  // As `find` and `copy_value`, of inline rows, if the key's home tells; else kUnknown, and what
+  // comes after its home is fetched.
+  Place copy_at_home(uint64_t key, uint64_t rest, std::byte* to) const;
   // Any place: fetching from nowhere does nothing, and asking first costs more.
   void prefetch_block(Place place) const {
     const auto table = reinterpret_cast<uintptr_t>(blocks_.data());
@@ -145,7 +146,10 @@ class Rows {
   // What a pull gets: the value of the row, or the initial one.
   void copy_value(uint64_t key, uint64_t rest, Place hint, std::byte* to) const;
   void copy_initial(uint64_t key, std::byte* to) const {
-    initial_row(initial_, layout_.dtype, key, to, layout_.width);
+    if (zeros_)
+      std::memset(to, 0, value_bytes_);
+    else
+      initial_row(initial_, layout_.dtype, key, to, layout_.width);
   }
   bool drop(uint64_t key, uint64_t rest);
   // There will be so many rows: makes room for all of them at once.
@@ -210,6 +214,13 @@ class Rows {
     return inline_ ? payload(bucket, entry) : numbered(number(bucket, entry));
   }
 
+  // A value; the usual one is a plain move.
+  void copy(const std::byte* from, std::byte* to) const {
+    if (value_bytes_ == sizeof(float))
+      std::memcpy(to, from, sizeof(float));
+    else
+      std::memcpy(to, from, value_bytes_);
+  }
   bool locate(uint64_t key, uint64_t rest, Spot& spot) const;
   std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled);
   std::byte* make(uint64_t key, uint64_t rest, bool filled);
@@ -270,14 +281,22 @@ inline Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
   return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
 }
 
-inline Rows::Place Rows::find_at_home(uint64_t key, uint64_t rest) const {
-  if (homes_ == 0) return kAbsent;
+inline Rows::Place Rows::copy_at_home(uint64_t key, uint64_t rest, std::byte* to) const {
   const uint32_t home = home_of(rest);
-  std::byte* const here = bucket(home);
-  const uint32_t state = meta(here);
-  const uint32_t found = equal_keys(here, key) & state;
-  if (found != 0) return home << kEntryBits | static_cast<uint32_t>(std::countr_zero(found));
-  if ((state & kPassedOn) == 0) return kAbsent;
+  uint32_t state = 0;
+  if (homes_ != 0) {
+    std::byte* const here = bucket(home);
+    state = meta(here);
+    if (const uint32_t found = equal_keys(here, key) & state; found != 0) {
+      const auto entry = static_cast<uint32_t>(std::countr_zero(found));
+      copy(payload(here, entry), to);
+      return home << kEntryBits | entry;
+    }
+  }
+  if ((state & kPassedOn) == 0) {
+    copy_initial(key, to);
+    return kAbsent;
+  }
   prefetch_lines(bucket(home + 1), size_t{1} << bucket_shift_);
   return kUnknown;
 }
@@ -303,10 +322,8 @@ inline void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte*
     from = row(bucket(spot.bucket), spot.entry);
   if (from == nullptr)
     copy_initial(key, to);
-  else if (value_bytes_ == sizeof(float))  // a plain move
-    std::memcpy(to, from, sizeof(float));
   else
-    std::memcpy(to, from, value_bytes_);
+    copy(from, to);
 }
 
 template <class F>

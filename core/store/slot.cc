@@ -204,22 +204,16 @@ class RowsTogether {
   void add(std::byte* row, const std::byte* gradient) {
     if (!gathers_) return update(row, gradient);
     rows_[count_] = row;
-    copy(gradient, &gradients_[count_ * layout_.value_bytes]);
+    given_[count_] = gradient;
     if (++count_ == kRows) apply();
   }
 
   void apply() {
     if (count_ == 0) return;
-    const size_t bytes = layout_.value_bytes, arrays = 1 + layout_.states;
-    for (size_t array = 0; array < arrays; ++array)
-      for (size_t i = 0; i < count_; ++i)
-        copy(rows_[i] + array * bytes, &arrays_[array][i * bytes]);
-    const std::array<void*, 2> states{arrays_[1].data(), arrays_[2].data()};
-    apply_update(spec_.update, spec_.dtype, arrays_[0].data(), states.data(), gradients_.data(),
-                 count_ * layout_.width, 1);
-    for (size_t array = 0; array < arrays; ++array)
-      for (size_t i = 0; i < count_; ++i)
-        copy(&arrays_[array][i * bytes], rows_[i] + array * bytes);
+    if (layout_.value_bytes == sizeof(float))  // plain moves
+      apply_rows(std::integral_constant<size_t, sizeof(float)>{});
+    else
+      apply_rows(layout_.value_bytes);
     count_ = 0;
   }
 
@@ -227,12 +221,24 @@ class RowsTogether {
   static constexpr size_t kRows = 32;
   using Array = std::array<std::byte, kRows * kInlineWidth * sizeof(double)>;
 
-  // The usual length as a plain move.
-  void copy(const std::byte* from, std::byte* to) const {
-    if (layout_.value_bytes == sizeof(float))
-      std::memcpy(to, from, sizeof(float));
-    else
-      std::memcpy(to, from, layout_.value_bytes);
+  template <class Bytes>
+  void apply_rows(Bytes bytes) {
+    const size_t count = count_, arrays = 1 + layout_.states;
+    std::byte* const gradients = gradients_.data();
+    for (size_t i = 0; i < count; ++i) std::memcpy(gradients + i * bytes, given_[i], bytes);
+    for (size_t array = 0; array < arrays; ++array) {
+      std::byte* const to = arrays_[array].data();
+      for (size_t i = 0; i < count; ++i)
+        std::memcpy(to + i * bytes, rows_[i] + array * bytes, bytes);
+    }
+    const std::array<void*, 2> states{arrays_[1].data(), arrays_[2].data()};
+    apply_update(spec_.update, spec_.dtype, arrays_[0].data(), states.data(), gradients,
+                 count * layout_.width, 1);
+    for (size_t array = 0; array < arrays; ++array) {
+      const std::byte* const from = arrays_[array].data();
+      for (size_t i = 0; i < count; ++i)
+        std::memcpy(rows_[i] + array * bytes, from + i * bytes, bytes);
+    }
   }
 
   void update(std::byte* row, const std::byte* gradient) const {
@@ -248,7 +254,8 @@ class RowsTogether {
   const bool gathers_;
   size_t count_ = 0;
   std::array<std::byte*, kRows> rows_;
-  alignas(64) std::array<Array, 3> arrays_;  // value and states
+  std::array<const std::byte*, kRows> given_;  // their gradients
+  alignas(64) std::array<Array, 3> arrays_;    // value and states
   alignas(64) Array gradients_;
 };
 

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "store/by_worker.h"
 #include "store/directory.h"
 #include "store/message.h"
 #include "store/rows.h"
@@ -113,11 +114,11 @@ class Slot {
     TableSpec spec;
     std::vector<std::byte> value;
     std::vector<std::vector<std::byte>> states;
-    std::unique_ptr<Rows> rows;           // instead, of a sparse table
-    Sightings sightings;                  // of keys without a row, where rows are admitted
-    uint64_t updates = 0;                 // contributions, or rounds, in the value
-    std::map<uint32_t, uint64_t> clocks;  // by worker
-    std::map<uint32_t, Last> last;        // push applied, by worker; of its newest incarnation
+    std::unique_ptr<Rows> rows;  // instead, of a sparse table
+    Sightings sightings;         // of keys without a row, where rows are admitted
+    uint64_t updates = 0;        // contributions, or rounds, in the value
+    ByWorker<uint64_t> clocks;
+    ByWorker<Last> last;  // push applied; of the worker's newest incarnation
   };
 
   // Slots of one shard share the memory of their rows.

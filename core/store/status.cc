@@ -16,8 +16,8 @@ void add(TableStatus& status, const Slot::Part& part, uint32_t members) {
   status.update = part.spec.update.describe();
   status.staleness = part.spec.staleness;
   for (uint32_t worker = 0; worker < members; ++worker) {
-    const auto found = part.clocks.find(worker);
-    const uint64_t clock = found == part.clocks.end() ? 0 : found->second;
+    const uint64_t* const found = part.clocks.find(worker);
+    const uint64_t clock = found == nullptr ? 0 : *found;
     uint64_t& least = status.clocks[worker];
     least = first ? clock : std::min(least, clock);
   }
