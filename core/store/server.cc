@@ -261,9 +261,8 @@ bool Server::serve(Desk& desk, Client& client) const {
   // Its client takes what is there meanwhile, and not all at the end while other cores are idle.
   if (!waits && !settings_.may_spin && channel->other_core() == ::sched_getcpu()) ::sched_yield();
   const auto end = Clock::now();
-  if (waits) {
-    client.waited = end;
-  } else if (client.used += end - begin; client.used > kStretch) {
+  (waits ? client.waited : client.many) = end;
+  if (!waits && (client.used += end - begin) > kStretch) {
     client.not_before = end + kGiveWay * client.used;
     client.used = {};
   }
@@ -275,7 +274,10 @@ bool Server::gives_way(Desk& desk, Client& client) const {
   const auto now = Clock::now();
   const bool others_wait = std::any_of(
       desk.clients.begin(), desk.clients.end(),
-      [&](const Client& other) { return &other != &client && now - other.waited < kAround; });
+      [&](const Client& other) {
+        return &other != &client && now - other.waited < kAround &&
+               other.waited - other.many > kAround;
+      });
   if (others_wait && now < client.not_before) return desk.holds_back = true;
   client.not_before = {};
   return false;

@@ -93,6 +93,7 @@ class Server {
     int64_t worker = -1;
     ClientStatus counted{};
     Clock::time_point waited{};      // for its answer: when the last such was served
+    Clock::time_point many{};        // under way: the same
     Clock::duration used{};          // with many under way, since it last gave way
     Clock::time_point not_before{};  // gives way until then
   };
