@@ -4,37 +4,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #include "kernels.h"
+#include "store/row_bytes.h"
 #include "store/rows.h"
 
 namespace commute {
 namespace {
 
 // ---- Rows ----
-
-// Calls f(row_bytes), for usual widths with a constant, of which the compiler makes plain moves.
-template <class F>
-void with_row_bytes(size_t row_bytes, F f) {
-  switch (row_bytes) {
-    case 4:
-      return f(std::integral_constant<size_t, 4>{});
-    case 8:
-      return f(std::integral_constant<size_t, 8>{});
-    case 16:
-      return f(std::integral_constant<size_t, 16>{});
-    case 32:
-      return f(std::integral_constant<size_t, 32>{});
-    case 64:
-      return f(std::integral_constant<size_t, 64>{});
-    case 128:
-      return f(std::integral_constant<size_t, 128>{});
-    default:
-      return f(row_bytes);
-  }
-}
 
 // Narrower rows are put side by side for the kernels, whose vectors they would not fill.
 constexpr size_t kNarrowBytes = 32;

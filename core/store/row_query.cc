@@ -3,10 +3,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "store/encoding.h"
+#include "store/row_bytes.h"
 
 namespace commute {
+namespace {
+
+// What a row is compared by: one element with its sign, more by their norm.
+double rank_of(const TableSpec& spec, const std::byte* row) {
+  if (spec.count == 1 && spec.dtype == Dtype::kFloat32) {  // at once: there may be millions
+    float value;
+    std::memcpy(&value, row, sizeof value);
+    return double{value};
+  }
+  const Summary one = summarize(spec.dtype, row, spec.count);
+  return spec.count == 1 ? one.sum : std::sqrt(one.squares);
+}
+
+}  // namespace
 
 RowSummary summarize_rows(const RowParts& parts, bool sizes_only) {
   RowSummary all;
@@ -24,12 +40,11 @@ RowSummary summarize_rows(const RowParts& parts, bool sizes_only) {
 
 std::vector<Ranked> top_rows(const RowParts& parts, size_t k) {
   std::vector<Ranked> best;  // a heap whose first is the least of the best
+  double least = -1;         // no row below that is one of the best
   for (const Slot::Part* part : parts) {
-    const TableSpec& spec = part->spec;
     part->rows->each([&](uint64_t key, const std::byte* row) {
-      const Summary one = summarize(spec.dtype, row, spec.count);
-      const Ranked ranked{key, spec.count == 1 ? one.sum : std::sqrt(one.squares)};
-      if (std::isnan(ranked.value)) return;
+      const Ranked ranked{key, rank_of(part->spec, row)};
+      if (!(std::abs(ranked.value) >= least)) return;  // or it is not a number
       if (best.size() == k && (k == 0 || !ranks_before(ranked, best.front()))) return;
       if (best.size() == k) {
         std::pop_heap(best.begin(), best.end(), ranks_before);
@@ -37,6 +52,7 @@ std::vector<Ranked> top_rows(const RowParts& parts, size_t k) {
       }
       best.push_back(ranked);
       std::push_heap(best.begin(), best.end(), ranks_before);
+      if (best.size() == k) least = std::abs(best.front().value);
     });
   }
   std::sort_heap(best.begin(), best.end(), ranks_before);
@@ -68,15 +84,14 @@ void put_columns(const RowLayout& layout, const std::vector<Rows::Found>& found,
   std::byte* const keys = to;
   std::byte* const values = keys + count * sizeof(uint64_t);
   std::byte* counted = values + count * layout.value_bytes * arrays;
-  for (size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count)
-      for (size_t at = 0; at < layout.bytes; at += 64)
-        __builtin_prefetch(found[i + kAhead].row + at);
-    std::memcpy(keys + i * sizeof(uint64_t), &found[i].key, sizeof(uint64_t));
-    for (size_t array = 0; array < arrays; ++array)
-      std::memcpy(values + (array * count + i) * layout.value_bytes,
-                  found[i].row + array * layout.value_bytes, layout.value_bytes);
-  }
+  with_row_bytes(layout.value_bytes, [&](auto bytes) {
+    for (size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) prefetch_lines(found[i + kAhead].row, layout.bytes);
+      std::memcpy(keys + i * sizeof(uint64_t), &found[i].key, sizeof(uint64_t));
+      for (size_t array = 0; array < arrays; ++array)
+        std::memcpy(values + (array * count + i) * bytes, found[i].row + array * bytes, bytes);
+    }
+  });
   for (const ptrdiff_t at : {layout.step_at, layout.touched_at}) {
     if (at < 0) continue;
     for (size_t i = 0; i < count; ++i, counted += sizeof(uint32_t))

@@ -272,9 +272,8 @@ bool Server::serve(Desk& desk, Client& client) const {
 bool Server::gives_way(Desk& desk, Client& client) const {
   if (settings_.may_spin || client.not_before == Clock::time_point{}) return false;
   const auto now = Clock::now();
-  const bool others_wait = std::any_of(
-      desk.clients.begin(), desk.clients.end(),
-      [&](const Client& other) {
+  const bool others_wait =
+      std::any_of(desk.clients.begin(), desk.clients.end(), [&](const Client& other) {
         return &other != &client && now - other.waited < kAround &&
                other.waited - other.many > kAround;
       });

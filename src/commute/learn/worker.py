@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from commute import _core
 from commute._errors import CommuteError
 from commute._init import init
 from commute.cluster.environment import detect
@@ -59,6 +60,7 @@ def main(plan: Plan) -> int:
 
 def _run(world: Group, plan: Plan) -> Result:
     gc.disable()  # objects come and go by the batch, none in cycles
+    _core.keep_memory()  # and so do arrays
     trainer = Trainer(world, plan)
     trainer.save = lambda: _save(world, plan, trainer, None, NAMES_BYTES_BETWEEN)
 
@@ -76,10 +78,9 @@ def _save(
     world: Group, plan: Plan, trainer: Trainer, test: Metrics | None, names_bytes: int
 ) -> Report:
     """All workers, at equal clocks: the model as it is now, if it is to be saved, and a report."""
-    keys, weights = trainer.table.top(LARGEST)
     report = _report(trainer, plan, world, test)
     if world.rank == 0:
-        report.top_weights = _named(plan, keys, weights, names_bytes)
+        report.top_weights = _named(plan, *trainer.table.top(LARGEST), names_bytes)
     if plan.save is not None:
         trainer.save_weights(plan.save)
         if world.rank == 0:
