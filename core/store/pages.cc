@@ -41,6 +41,7 @@ std::byte* mapped_huge(size_t bytes) {
 }  // namespace
 
 Pages::~Pages() {
+  populator_.close();
   for (const Region& region : regions_) ::munmap(region.data, region.bytes);
 }
 
@@ -49,7 +50,16 @@ void Pages::add_region(size_t at_least) {
   const size_t bytes =
       std::max(std::min(next, kRegionBytes), rounded_up(at_least, kHugePageBytes / 2));
   regions_.reserve(regions_.size() + 1);
-  regions_.push_back({bytes < kHugePageBytes ? mapped(bytes) : mapped_huge(bytes), bytes, 0});
+  regions_.push_back({bytes < kHugePageBytes ? mapped(bytes) : mapped_huge(bytes), bytes, 0, 0});
+}
+
+// In steps of huge pages. Small stores have no large regions, and need no thread.
+void Pages::ask_ahead(Region& region) {
+  const size_t end = std::min(region.used + kAheadBytes, region.bytes);
+  if (region.bytes < 2 * kAheadBytes || end < region.ready + kHugePageBytes) return;
+  const size_t bytes = (end - region.ready) / kHugePageBytes * kHugePageBytes;
+  populator_.ask({region.data + region.ready, bytes});
+  region.ready += bytes;
 }
 
 std::byte* Pages::take(size_t bytes) {
@@ -63,6 +73,7 @@ std::byte* Pages::take(size_t bytes) {
     if (regions_.empty() || regions_.back().bytes - regions_.back().used < bytes) add_region(bytes);
     block = regions_.back().data + regions_.back().used;
     regions_.back().used += bytes;
+    ask_ahead(regions_.back());
   }
   taken_ += bytes;
   return block;

@@ -5,7 +5,7 @@
 // into walking page tables. Blocks of a few kilobytes, one after the other in regions of 32 MB (the
 // first ones are smaller, for small stores), let a slot grow a little at a time without copying and
 // without holes. A block that is given back is used again for one of the same size; regions go with
-// the last owner.
+// the last owner. Of large regions the next few megabytes are made ready by another thread.
 //
 // One thread at a time.
 #pragma once
@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <map>
 #include <vector>
+
+#include "store/populator.h"
 
 namespace commute {
 
@@ -33,17 +35,22 @@ class Pages {
   static constexpr size_t kFirstRegionBytes = 1 << 20;
   static constexpr size_t kRegionBytes = 32 << 20;
 
+  static constexpr size_t kAheadBytes = 8 << 20;
+
   struct Region {
     std::byte* data;
     size_t bytes;
     size_t used;
+    size_t ready;  // or asked for
   };
   void add_region(size_t at_least);
+  void ask_ahead(Region& region);
 
   std::vector<Region> regions_;
   // By size: the first block to use again; each begins with the address of the next one.
   std::map<size_t, std::byte*> free_;
   size_t taken_ = 0;
+  Populator populator_;
 };
 
 }  // namespace commute
