@@ -108,9 +108,11 @@ std::vector<std::byte> items(const RowParts& parts, uint32_t first, uint32_t str
   const size_t row_bytes = sizeof(uint64_t) + layout.value_bytes * (1 + layout.states) +
                            sizeof(uint32_t) * ((layout.step_at >= 0) + (layout.touched_at >= 0));
   const size_t room = kPartBytesMax - sizeof(ItemsRun) * parts.size();
+  const size_t most = std::max<size_t>(1, room / row_bytes);
   std::vector<Rows::Found> found;
+  found.reserve(most + 1);
   ItemsHead head;
-  head.next = find_items(parts, first, stride, from, std::max<size_t>(1, room / row_bytes), found);
+  head.next = find_items(parts, first, stride, from, most, found);
   head.count = static_cast<uint32_t>(found.size());
   std::vector<ItemsRun> runs;
   for (const Rows::Found& one : found) {

@@ -421,11 +421,27 @@ uint32_t Rows::least_home(uint32_t number) const {
   return least;
 }
 
+namespace {
+
+// By their hashes; mostly a handful.
+void sort_found(Rows::Found* begin, Rows::Found* end) {
+  constexpr ptrdiff_t kFew = 16;
+  const auto by_hash = [](const Rows::Found& a, const Rows::Found& b) { return a.hash < b.hash; };
+  if (end - begin > kFew) return std::sort(begin, end, by_hash);
+  for (Rows::Found* one = begin; one < end; ++one) {
+    const Rows::Found moved = *one;
+    Rows::Found* to = one;
+    for (; to > begin && moved.hash < to[-1].hash; --to) *to = to[-1];
+    *to = moved;
+  }
+}
+
+}  // namespace
+
 // Up to a bucket that has not passed on there are all entries that belong up to there, and no
 // others: what follows has larger hashes.
 void Rows::find_from(uint64_t from, size_t most, std::vector<Found>& found) const {
   if (homes_ == 0) return;
-  const auto by_hash = [](const Found& a, const Found& b) { return a.hash < b.hash; };
   const auto buckets = static_cast<uint32_t>(index_.size()) << page_shift_;
   const size_t enough = found.size() + most;
   size_t in_order = found.size();
@@ -437,7 +453,7 @@ void Rows::find_from(uint64_t from, size_t most, std::vector<Found>& found) cons
       if (hash >= from) found.push_back({hash, key(here, entry), row(here, entry)});
     }
     if (meta(here) & kPassedOn) continue;
-    std::sort(found.begin() + ptrdiff_t(in_order), found.end(), by_hash);
+    sort_found(found.data() + in_order, found.data() + found.size());
     in_order = found.size();
     if (in_order >= enough) return;
   }

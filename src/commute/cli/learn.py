@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`commute learn`: trains a sparse linear model on text files; learn.fit does the work."""
+"""`commute learn`: trains a sparse linear model on text files; learn.fitting does the work."""
 
 from __future__ import annotations
 
@@ -162,18 +162,25 @@ def _tidy_if_terminated() -> Iterator[None]:
 def _run(options: argparse.Namespace) -> int:
     if "numpy" not in sys.modules:
         os.environ.update({**ONE_THREAD, **os.environ})  # so that the job can be forked
+    from commute.learn.start import waiting_job
+
+    # First: on another core it imports what it needs while we import what we need.
+    with waiting_job(forked=True) as job:
+        return _learn(options, job)
+
+
+def _learn(options: argparse.Namespace, job: Any) -> int:
     with importing():
         from commute.learn.display import Display
-        from commute.learn.fit import Interrupted, prepare
-        from commute.learn.fit import run as run_plan
+        from commute.learn.fitting import Interrupted, prepare
+        from commute.learn.fitting import run as run_plan
         from commute.learn.report import Report
-        from commute.learn.start import waiting_job
 
     training = _training(options)
     columns = _columns(options)
     report: Report | None
     code = 0
-    plan_of = prepare(
+    with prepare(
         options.data,
         options.test,
         options.save,
@@ -181,8 +188,7 @@ def _run(options: argparse.Namespace) -> int:
         columns,
         training,
         _title(options, training),
-    )
-    with waiting_job(forked=True) as job, plan_of as plan:
+    ) as plan:
         with Display(live=False if options.quiet else None) as display:
             if not options.quiet:
                 display.begin(plan.title, list(plan.notes))
@@ -208,7 +214,7 @@ def _title(options: argparse.Namespace, training: Any) -> str:
 
 
 def _training(options: argparse.Namespace) -> Any:
-    from commute.learn.fit import default_workers
+    from commute.learn.fitting import default_workers
     from commute.learn.settings import Training
 
     workers = default_workers() if options.workers is None else options.workers

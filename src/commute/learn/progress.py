@@ -3,7 +3,7 @@
 
 worker: adds to its own sums; twice a second pushes what is new          (store "progress")
 rank 0: pulls the sums of all, and writes a point as a line of JSON      (progress.jsonl)
-the command: reads the lines as they come, and shows them                (fit.py)
+the command: reads the lines as they come, and shows them                (fitting.py)
 """
 
 from __future__ import annotations

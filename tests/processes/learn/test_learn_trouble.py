@@ -87,13 +87,16 @@ def test_ctrl_c_saves(job, data, tmp_path, staleness):
 
 
 def test_ctrl_c_twice_ends_at_once(job, data, tmp_path):
-    """Also where a worker does not listen; nothing is saved then."""
+    """Here workers wait for a server that does not answer; nothing is saved then."""
     model = tmp_path / "model"
     run = Training(job, tmp_path, data / "train.vw", "--workers", 2, "--save", model)
-    os.kill(run.pids("commute-worker")[0], signal.SIGSTOP)
+    [server] = run.pids("commute-server")
+    os.kill(server, signal.SIGSTOP)
     run.job.process.send_signal(signal.SIGINT)
     eventually(lambda: "once more kills them" in run.output(), "the launcher has not heard it")
     run.job.process.send_signal(signal.SIGINT)
+    eventually(lambda: not run.pids("commute-worker"), "workers are left")
+    os.kill(server, signal.SIGCONT)
     ended = run.ended()
 
     assert (ended.code, ended.out) == (130, "")
