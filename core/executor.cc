@@ -14,8 +14,14 @@ bool in_place(const Plan& plan) {
   return plan.collective == Collective::kReduce && plan.rank == plan.root;
 }
 
+bool is_fetched(const Plan& plan) {
+  return plan.algorithm == "fetch" && plan.uses_outbox() &&
+         plan.collective == Collective::kAlltoall;
+}
+
 bool is_kernel(const Plan& plan) {
   const Collective what = plan.collective;
+  if (is_fetched(plan)) return true;
   return plan.algorithm == "line" && plan.uses_outbox() &&
          (what == Collective::kAllreduce || what == Collective::kBroadcast ||
           what == Collective::kBarrier);
@@ -27,7 +33,8 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
     : plan_(std::move(plan)),
       tile_bytes_(std::max(tile_bytes / kCacheLineBytes, size_t{1}) * kCacheLineBytes),
       links_(links),
-      line_(is_kernel(plan_)) {
+      line_(is_kernel(plan_)),
+      fetches_(is_fetched(plan_)) {
   for (size_t index = 0; index < plan_.lane_ends.size(); ++index) {
     Lane lane;
     lane.steps = plan_.lane(index);
@@ -70,6 +77,7 @@ void Executor::begin(const Operation& operation) {
 }
 
 Executor::Progress Executor::advance() {
+  if (fetches_) return advance_fetch();
   if (line_) return advance_line();
   if (!entered_ && !enter()) return Progress::kBlocked;
   bool moved = false;

@@ -86,7 +86,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   const Plan& plan() const { return plan_; }
 
-  bool kernel() const { return line_; }  // hand-written, and so short that it may be polled
+  // Hand-written, and so short that it may be polled.
+  bool kernel() const { return line_ && !fetches_; }
 
   void begin(const Operation& operation);
   enum class Progress : uint8_t { kBlocked, kMoved, kDone };
@@ -151,6 +152,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool waits_for(int rank) const;
   Progress advance_line();
   bool hear(int peer);
+  Progress advance_fetch();
+  void enter_to_fetch();
+  void fetch(int peer);
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;
@@ -167,7 +171,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   const Plan plan_;
   const size_t tile_bytes_;
   Links& links_;
-  const bool line_;  // run by a hand-written kernel
+  const bool line_;     // run by a hand-written kernel,
+  const bool fetches_;  // and by that of executor_fetch.cc
   std::vector<Lane> lanes_;
   std::vector<uint32_t> sent_to_;        // messages of this operation, by rank
   std::vector<uint32_t> received_from_;  // likewise
@@ -182,6 +187,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   uint64_t tiles_ = 0;
   bool entered_ = false;  // the call stands in the outbox
   int heard_ = 0;         // ranks below this have been heard of, for a kernel
+  size_t fetched_ = 0;    // bytes, of the next one's block
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;  // null: the caller's own
   uint64_t messages_ = 0;

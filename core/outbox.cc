@@ -1,14 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "outbox.h"
 
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
 #include <new>
+#include <random>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace commute {
+namespace {
+
+// Where ranks are threads, or containers number their processes alike, a pid is not enough.
+uint64_t this_process() {
+  static const uint64_t number = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  return number;
+}
+
+}  // namespace
 
 Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes, size_t room_bytes)
     : rank_(rank),
@@ -21,6 +39,9 @@ Outboxes::Outboxes(int rank, int ranks, size_t slot_bytes, size_t room_bytes)
   mine.rank = static_cast<uint32_t>(rank);
   mine.ranks = static_cast<uint32_t>(ranks);
   mine.slot_bytes = slot_bytes_;
+  mine.pid = ::getpid();
+  mine.process = this_process();
+  mine.at = reinterpret_cast<uintptr_t>(&mine);
   mine.magic = kMagic;
   arena_ = std::make_shared<Arena>(segment, room_at());
   segments_[size_t(rank)] = std::move(segment);
@@ -51,6 +72,41 @@ std::byte* Outboxes::array(int rank, size_t at, size_t bytes) const {
                              " named memory that is not in its room");
   segment.populate(at, bytes);
   return segment.data() + at;
+}
+
+// Where processes are numbered differently another one may have the number: then what is read is
+// something else.
+bool Outboxes::can_fetch() const {
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == rank_ || !attached(peer)) continue;
+    const Head& theirs = head(peer);
+    uint64_t seen[2] = {};
+    try {
+      fetch(peer, theirs.at + offsetof(Head, magic), reinterpret_cast<std::byte*>(&seen[0]), 8);
+      fetch(peer, theirs.at + offsetof(Head, at), reinterpret_cast<std::byte*>(&seen[1]), 8);
+    } catch (const std::system_error&) {
+      return false;
+    }
+    if (seen[0] != kMagic || seen[1] != theirs.at) return false;
+  }
+  return true;
+}
+
+void Outboxes::fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) const {
+  const auto pid = static_cast<pid_t>(head(peer).pid);
+  if (pid == ::getpid() && head(peer).process == this_process()) {  // a thread of this process
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return;
+  }
+  while (bytes > 0) {
+    const iovec local{to, bytes};
+    const iovec remote{reinterpret_cast<void*>(from), bytes};
+    const ssize_t got = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (got <= 0) throw std::system_error(got < 0 ? errno : EFAULT, std::generic_category());
+    to += got;
+    from += size_t(got);
+    bytes -= size_t(got);
+  }
 }
 
 Doorbell Outboxes::doorbell(int peer) {

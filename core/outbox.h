@@ -80,6 +80,12 @@ class Outboxes {
   // is not in its room.
   std::byte* array(int rank, size_t at, size_t bytes) const;
 
+  // Whether the memory of the processes of all peers that are attached can be read. A kernel, or a
+  // container, may forbid it.
+  bool can_fetch() const;
+  // From where something lies in the process of a peer. Raises std::system_error.
+  void fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) const;
+
   void signal(uint32_t signal);
   uint64_t signalled(int rank, uint32_t signal) const {
     return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
@@ -118,6 +124,9 @@ class Outboxes {
     uint32_t rank;
     uint32_t ranks;
     uint64_t slot_bytes;
+    int64_t pid;
+    uint64_t process;  // a random number of it
+    uint64_t at;       // of this head, in that process
     alignas(64) std::atomic<uint32_t> sleeping;
     alignas(64) std::atomic<int32_t> core;  // plus one; 0: not said
     Counter signals[kSignals];

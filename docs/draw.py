@@ -33,7 +33,7 @@ def drawings() -> dict[str, str]:
     made = {}
     for collective in Collective:
         for name in algorithms(collective):
-            if name != "line":
+            if name not in ("line", "fetch"):
                 plan = build(collective, name, RANKS.get(name, 4))
                 made[f"{collective.label}-{name}.svg"] = draw(plan)
     return made

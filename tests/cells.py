@@ -103,7 +103,9 @@ def fits(link: str, part: Part) -> bool:
 def _algorithms(link: str, call: str, ranks: int) -> tuple[str, ...]:
     # A process that is alone has nobody to share memory with; a thread has its own outbox.
     alone = link == "shared" and ranks == 1
-    return plan.candidates(call, "loopback" if link == "tcp" or alone else "arrays")
+    # Whether processes may read each other's memory is up to the host: test_fetch asks.
+    threads = link == "memory"
+    return plan.candidates(call, "loopback" if link == "tcp" or alone else "arrays", threads)
 
 
 @functools.cache

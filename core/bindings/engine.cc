@@ -192,6 +192,7 @@ void bind_links(nb::class_<Engine>& engine) {
             self.attach_outbox(peer, segment_fd, event_fd);
           },
           nb::arg("peer"), nb::arg("segment_fd"), nb::arg("event_fd"))
+      .def("can_fetch", [](const Engine& self) { return self.outboxes().can_fetch(); })
       .def_prop_ro("event_fd", [](const Engine& self) { return self.poller()->event_fd(); });
 }
 

@@ -358,6 +358,38 @@ TEST(outboxes_over_many_calls_of_different_plans_and_tile_counts) {
   });
 }
 
+// The kernel that reads the peers' own arrays; its plan only says what it stands for.
+Plan fetch(int rank, int ranks) {
+  const auto blocks = uint32_t(ranks);
+  Plan plan = plan_of(rank, ranks, {Collective::kAlltoall, 1, blocks, blocks, 0, blocks}, {{}});
+  plan.algorithm = "fetch";
+  return plan;
+}
+
+TEST(blocks_are_fetched_beside_plans_with_outboxes) {
+  Ranks ranks(3, kLinkKinds[1]);
+  ranks.run([&](int rank, Engine& engine) {
+    const auto sums = engine.bind(two_shot(rank, 3), 1024);
+    const auto blocks = engine.bind(fetch(rank, 3), kTile);
+    for (int round = 0; round < 20; ++round)
+      for (const size_t count : kLengths) {
+        Array in, out(3 * count), wanted;
+        for (int peer = 0; peer < 3; ++peer) {
+          const Array mine = input(10 * rank + peer, count),
+                      theirs = input(10 * peer + rank, count);
+          in.insert(in.end(), mine.begin(), mine.end());
+          wanted.insert(wanted.end(), theirs.begin(), theirs.end());
+        }
+        CHECK(finish(engine, submit(engine, blocks, in.data(), out.data(), count)));
+        CHECK(out == wanted);
+        std::fill(in.begin(), in.end(), 0.0f);  // nobody reads it any more
+        Array array = input(rank, count);
+        CHECK(finish(engine, submit(engine, sums, array.data(), array.data(), count)));
+        CHECK(array == sum_of(3, count));
+      }
+  });
+}
+
 TEST(a_copy_reads_the_outbox_of_a_peer) {
   Ranks ranks(3, kLinkKinds[1]);
   ranks.run([&](int rank, Engine& engine) {

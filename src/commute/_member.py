@@ -41,6 +41,8 @@ from commute.store.links import StoreLinks
 
 _log = logging.getLogger("commute")
 
+FETCHES = 2  # what a rank says of itself: it has memory to share, and reads others'
+
 
 def member_group(place: Place, name: str, settings: Settings) -> Group:
     """Find the coordinator, join the world `name`, and make its group."""
@@ -99,12 +101,14 @@ def _assemble(membership: Membership, connector: Connector, invitation: Invitati
     try:
         near = _meet_in_memory(group, engine, connector, wanted=settings.shared_memory)
         wiring.near = near.of(group.rank)
+        wiring.fetches = near.fetches
         around = Surroundings(
             rank=group.rank,
             epoch=meeting + 1,
             may_spin=may_spin,
             near=tuple(near.of(rank) for rank in range(group.size)),
             on_loopback=_on_loopback(membership),
+            fetches=near.fetches,
         )
         wiring.parts = Parts(around, connector, health, groups)
         if near.all_together:
@@ -123,6 +127,7 @@ class Near:
     """Who shares memory with whom; the same on all ranks.
 
     Attributes:
+        fetches: all can read the memory of those they share some with, wherever it is.
         trouble: why some share none although they should, for one warning; empty for no trouble.
     """
 
@@ -130,6 +135,8 @@ class Near:
         self, met: NDArray[np.uint8], errors: NDArray[np.uint8], machines: NDArray[np.uint8]
     ) -> None:
         # A rank has met those below it; what one has not met, none counts on.
+        self.fetches = bool((met.diagonal() == FETCHES).all())
+        met = np.minimum(met, 1)
         self._met = np.tril(met, -1) | np.tril(met, -1).T
         has_memory = met.diagonal() == 1
         one_machine = (machines[:, None] == machines).all(axis=2)
@@ -163,7 +170,7 @@ def _meet_in_memory(
             own, engine.attach_outbox, _core.link_segment, group._runner.check
         )
         met[list(found)] = 1
-        met[group.rank] = 1
+        met[group.rank] = FETCHES if engine.can_fetch() else 1
     everyone = group.allgather(np.concatenate([met, np.array([error], dtype=np.uint8), _machine()]))
     return Near(everyone[:, : group.size], everyone[:, group.size], everyone[:, group.size + 1 :])
 
@@ -229,6 +236,7 @@ class MemberWiring(Links):
     ) -> None:
         super().__init__(connector, lambda: engine, range(size))
         self.place = place
+        self.fetches = False
         self._invitation = invitation
         self.parts: Parts | None = None
         connector.on_control(health.add)

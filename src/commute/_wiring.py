@@ -26,6 +26,7 @@ class Wiring(Protocol):
     """What a group needs of the network."""
 
     place: str  # for plan.choose
+    fetches: bool  # likewise: ranks can read each other's memory, wherever it is
 
     def link(self, peer: int, timeout: float, check: Callable[[], None]) -> None:
         """Make sure that collectives can talk to this peer."""
@@ -72,6 +73,7 @@ class ReadyWiring:
         open_part: Callable[[Identity, int], _core.Engine],
     ) -> None:
         self.place = place
+        self.fetches = place == "memory"  # all are in this process
         self._stores = stores
         self._open_part = open_part
 

@@ -190,6 +190,7 @@ class Calls:
             halves=call.source.dtype in HALVES,
             algorithm=algorithm,
             root=call.root,
+            fetches=self._wiring.fetches,
         )
         key = (call.collective, name, call.root)
         found = self._bound.get(key)

@@ -163,6 +163,7 @@ class Surroundings:
     Attributes:
         near: of each rank, those that share memory with it.
         on_loopback: the ranks all of whose addresses are within the host.
+        fetches: those that share memory can read each other's, wherever it is.
     """
 
     rank: int
@@ -170,6 +171,7 @@ class Surroundings:
     may_spin: bool
     near: tuple[frozenset[int], ...]
     on_loopback: frozenset[int]
+    fetches: bool
 
 
 class Parts:
@@ -243,6 +245,7 @@ class PartWiring(Links):
     def __init__(self, parts: Parts, identity: Identity) -> None:
         super().__init__(parts.connector, self.open, identity.ranks, identity.id)
         self.place = parts.place(identity.ranks)
+        self.fetches = parts.around.fetches
         self._parts = parts
         mine = parts.around.near[parts.around.rank]
         self.near = frozenset(place for place, rank in enumerate(identity.ranks) if rank in mine)

@@ -6,6 +6,8 @@ host, but links that carry messages), "memory" (all on one host, and able to rea
 outboxes) or "arrays" (that, and the arrays of the call are of `world.empty`, so that all reach all
 of them).
 
+`fetches` says of the last two that ranks can read each other's memory, wherever it is.
+
 All ranks choose alike, because the choice depends on nothing that only one of them knows.
 """
 
@@ -19,7 +21,7 @@ from .plan import Plan
 
 PLACES = ("tcp", "loopback", "memory", "arrays")
 
-DIRECT = "direct"
+DIRECT, FETCH = "direct", "fetch"
 
 # Thresholds between algorithms over links. Those without a figure follow from their costs, with p
 # ranks, n bytes, a latency a per message and b seconds per byte, where a/b is some 16 KB: 20 us at
@@ -60,6 +62,9 @@ GATHERED_TILE_BYTES = {2: 2 << 20}
 # 2.26 ms against 2.47 between 2 ranks, 6.3 against 6.8 between 4.
 # Of a direct plan a tile only bounds how long a rank works without looking up.
 DIRECT_TILE_BYTES = 64 << 20
+# From here on an alltoall is fetched where that can be: a system call for each block costs more
+# than copying a little twice.
+FETCHED_BYTES = 128 << 10
 # What fits the lines of the kernels (core/outbox.h); up to there they are the quickest.
 LINE_BYTES = 16 << 10
 
@@ -80,16 +85,15 @@ def tile_bytes(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=64)  # asked on every call
-def candidates(collective: Collective | str, place: str) -> tuple[str, ...]:
+def candidates(collective: Collective | str, place: str, fetches: bool = False) -> tuple[str, ...]:
     """The algorithms that work between ranks at this place."""
     if place not in PLACES:
         raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
     names = algorithms(collective)
-    if place == "arrays":
-        return names
-    if place == "memory":
-        return tuple(name for name in names if name != DIRECT)
-    return tuple(name for name in names if not _needs_memory(collective, name))
+    if place not in ("memory", "arrays"):
+        return tuple(name for name in names if not _needs_memory(collective, name))
+    lacking = {*(() if place == "arrays" else (DIRECT,)), *(() if fetches else (FETCH,))}
+    return tuple(name for name in names if name not in lacking)
 
 
 @lru_cache(maxsize=64)
@@ -116,6 +120,7 @@ def choose(
     halves: bool = False,
     algorithm: str | None = None,
     root: int = 0,
+    fetches: bool = False,
 ) -> str:
     """The name of the algorithm to run.
 
@@ -124,12 +129,13 @@ def choose(
         deterministic: only plans that are proved to add up in rank order.
         halves: elements are of 16 bits, and are rounded whenever a sum is stored.
         algorithm: the one that the user asks for; it is returned if it can be had.
+        fetches: ranks can read each other's memory, wherever it is.
 
     Raises:
         ValueError: there is no such algorithm, or not here, or it is not deterministic.
     """
     found = Collective.named(collective)
-    names = candidates(found, place)
+    names = candidates(found, place, fetches)
     if algorithm is not None:
         return _forced(found, ranks, nbytes, names, algorithm, deterministic, root)
     # In shared memory all plans add up in rank order, but store a sum once, where messages store it
@@ -148,7 +154,7 @@ def _quickest(
     if place == "arrays" and DIRECT in names and nbytes > LINE_BYTES:
         return DIRECT
     if place in ("memory", "arrays"):
-        return _quickest_shared(collective, nbytes)
+        return _quickest_shared(collective, nbytes, names)
     block = nbytes // ranks
     if collective is Collective.ALLREDUCE:
         return _quickest_allreduce(ranks, nbytes, place)
@@ -196,8 +202,10 @@ def _ring_or_circulant(ranks: int, block: int, place: str) -> str:
     return "circulant" if fewer_steps and ranks > 2 else "ring"
 
 
-def _quickest_shared(collective: Collective, nbytes: int) -> str:
+def _quickest_shared(collective: Collective, nbytes: int, names: tuple[str, ...]) -> str:
     small = nbytes <= LINE_BYTES
+    if FETCH in names and nbytes >= FETCHED_BYTES:
+        return FETCH
     if collective is Collective.ALLREDUCE:
         return "line" if small else "two-shot"
     has_kernel = collective in (Collective.BROADCAST, Collective.BARRIER)
@@ -215,7 +223,10 @@ def _forced(
 ) -> str:
     if algorithm not in names:
         elsewhere = algorithm in algorithms(collective)
-        needs = "arrays of empty()" if algorithm == DIRECT else "shared memory between all ranks"
+        needs = {
+            DIRECT: "arrays of empty()",
+            FETCH: "shared memory between all ranks, who may also read each other's processes",
+        }.get(algorithm, "shared memory between all ranks")
         problem = f"needs {needs}" if elsewhere else "is not known"
         known = ", ".join(names)
         raise ValueError(f"{collective.label} by {algorithm!r} {problem}; choose from {known}")

@@ -84,10 +84,24 @@ def everything(world):
     for by in plan.candidates("barrier", world._wiring.place):
         world.barrier(algorithm=by)
     arrays_that_all_reach(world)
+    fetched(world)
     async_and_messages(world)
     uneven(world)
     own_ops(world)
     torch_training(world)
+
+
+def fetched(world):
+    """Blocks read in the memory of other processes, where the host allows it."""
+    if not world._wiring.fetches:
+        return
+    for number, (dtype, length) in enumerate(itertools.product(DTYPES, (0, 1, 20_011, 300_007))):
+        parts = [part(dtype, length, rank, 40_000 + number) for rank in range(world.size)]
+        sent = np.stack([np.roll(parts[world.rank], rank) for rank in range(world.size)])
+        for by in ("fetch", "shared", None, "fetch"):
+            got = world.alltoall(sent, algorithm=by)
+            np.testing.assert_array_equal(got, [np.roll(each, world.rank) for each in parts])
+        sent[:] = 0  # at once: all have fetched theirs
 
 
 def arrays_that_all_reach(world):

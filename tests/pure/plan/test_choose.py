@@ -150,3 +150,15 @@ def test_arrays_that_all_reach() -> None:
     assert "direct" not in candidates("allreduce", "memory")
     with pytest.raises(ValueError, match=r"'direct' needs arrays of empty\(\)"):
         choose("allreduce", 4, 1 << 20, "memory", algorithm="direct")
+
+
+def test_memory_that_others_may_read() -> None:
+    """Blocks of an alltoall are fetched where the host allows it, unless they are small."""
+    assert choose("alltoall", 4, 1 << 20, "memory", fetches=True) == "fetch"
+    assert choose("alltoall", 4, 1 << 20, "arrays", fetches=True) == "fetch"
+    assert choose("alltoall", 4, 1 << 10, "memory", fetches=True) == "shared"
+    assert choose("alltoall", 4, 1 << 20, "memory") == "shared"
+    assert choose("alltoall", 4, 1 << 20, "tcp", fetches=True) == "pairwise"
+    assert choose("allgather", 4, 1 << 20, "memory", fetches=True) == "shared"
+    with pytest.raises(ValueError, match=r"'fetch' needs .* read each other's processes; choose"):
+        choose("alltoall", 4, 1 << 20, "memory", algorithm="fetch")

@@ -464,7 +464,7 @@ ALL = [
     (collective, name)
     for collective in Collective
     for name in algorithms(collective)
-    if name != "line"
+    if name not in ("line", "fetch")
 ]
 
 

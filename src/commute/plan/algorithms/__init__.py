@@ -52,6 +52,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "pairwise": "pairwise.pairwise",
         "bruck": "bruck.bruck",
         "shared": "shared.shared_alltoall",
+        "fetch": "fetch.fetched_alltoall",
     },
     Collective.BROADCAST: {
         "binomial": "broadcast.broadcast",
