@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows for Python: keys in the order they travel, and the calls of a sparse table.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
 
 #include "bindings/store.h"
 #include "store/encoding.h"
@@ -33,6 +37,30 @@ Keys distinct_of(Endpoint& self, uintptr_t address, size_t count, uintptr_t inde
   const Client::Order order = self.distinct_of({reinterpret_cast<const uint64_t*>(address), count},
                                                reinterpret_cast<uint32_t*>(index));
   return {order, order->keys.size()};
+}
+
+template <class T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+using GivenKeys = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+Array<T> array_of(std::vector<T>&& values) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(values));
+  std::vector<T>& kept_values = *kept;
+  const nb::capsule owner(kept.release(),
+                          [](void* done) noexcept { delete static_cast<std::vector<T>*>(done); });
+  return Array<T>(kept_values.data(), {kept_values.size()}, owner);
+}
+
+// Of no store: in the order of the hashes, whatever shards there will be.
+std::tuple<Array<uint64_t>, Array<uint32_t>> distinct_keys(const GivenKeys& given) {
+  std::vector<uint32_t> index(given.size());
+  KeyOrder order;
+  {
+    const nb::gil_scoped_release released;
+    order = KeyOrder::distinct({given.data(), given.size()}, 1, 1, index.data());
+  }
+  return {array_of(std::move(order.keys)), array_of(std::move(index))};
 }
 
 // The table's specification, as if it were dense and as large as the gradient.
@@ -155,6 +183,7 @@ void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
   nb::class_<Keys>(module, "Keys")
       .def_ro("given", &Keys::given)
       .def_prop_ro("unique", [](const Keys& self) { return self.order->keys.size(); });
+  module.def("distinct_keys", &distinct_keys, nb::arg("keys").noconvert());
   endpoint.def("order_of", &order_of, nb::arg("address"), nb::arg("count"))
       .def("distinct_of", &distinct_of, nb::arg("address"), nb::arg("count"), nb::arg("index"))
       .def("push_rows", &push_rows, nb::arg("table"), nb::arg("keys"), nb::arg("given"),

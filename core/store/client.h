@@ -25,6 +25,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "store/keys.h"
@@ -52,7 +53,12 @@ class Client {
     std::vector<std::byte> answers;  // of a question: of each part, in no order
   };
   using Owner = std::shared_ptr<const std::vector<std::byte>>;
-  using Order = std::shared_ptr<const KeyOrder>;
+  // With the digests of its messages' lists, by first key and length, once a call needed them: the
+  // push of a ticket names the same lists as its pull. Only calls touch them, one at a time.
+  struct RowOrder : KeyOrder {
+    mutable std::map<std::pair<uint32_t, uint32_t>, Digest> digests;
+  };
+  using Order = std::shared_ptr<const RowOrder>;
 
   explicit Client(Settings settings);
 

@@ -72,12 +72,13 @@ TableSpec saved(const TableSpec& spec) {
 }  // namespace
 
 Client::Order Client::order_of(std::span<const uint64_t> keys) const {
-  return std::make_shared<const KeyOrder>(KeyOrder::of(keys, settings_.slots, settings_.shards));
+  return std::make_shared<const RowOrder>(
+      RowOrder{KeyOrder::of(keys, settings_.slots, settings_.shards), {}});
 }
 
 Client::Order Client::distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
-  return std::make_shared<const KeyOrder>(
-      KeyOrder::distinct(keys, settings_.slots, settings_.shards, index));
+  return std::make_shared<const RowOrder>(
+      RowOrder{KeyOrder::distinct(keys, settings_.slots, settings_.shards, index), {}});
 }
 
 uint64_t Client::push_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {
@@ -178,7 +179,9 @@ Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const Row
   const auto keys = std::span(call.order->keys).subspan(first, rows);
   KeysHead head{rows, KeysForm::kKeys, {}};
   if (call.remember && rows > 0) {
-    head.digest = digest_of(keys);
+    const auto [named, is_first] = call.order->digests.try_emplace({first, rows});
+    if (is_first) named->second = digest_of(keys);
+    head.digest = named->second;
     if (part.known.size() >= kKnownMax) part.known.clear();
     const bool is_new = part.known.insert(head.digest).second;
     head.form = is_new ? KeysForm::kRemember : KeysForm::kKnown;

@@ -10,6 +10,9 @@
 //   sources   0 3 1 | 2 4      positions in what the user gave, grouped by key, in rising order
 //   groups    0 2 3 4 5        where a key's sources begin, and the end; empty when none repeats
 //
+// Keys that are given just so, each once and in the order of their hashes, are not sorted. With one
+// shard they travel as they are given, and `sources` is empty too.
+//
 // Whoever uses a key's row at many places does better with each key once, in the order it travels
 // already, and numbers instead of copies (`distinct`):
 //

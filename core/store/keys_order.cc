@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys in the order they travel: by sorting, with all their places; or each once, by a table.
+// Keys in the order they travel: by sorting, with all their places; or each once, by a table. Those
+// that come in the order of their hashes are dealt to the shards as they are.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -240,6 +241,42 @@ class Sorter {
   std::vector<uint64_t>& items_ = order_.keys;
 };
 
+// ---- Keys in order already ----
+
+// Strictly, so none is there twice.
+bool hashes_rise(std::span<const uint64_t> given) {
+  uint64_t before = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const uint64_t hash = hash_of(given[i]);
+    if (i > 0 && hash <= before) return false;
+    before = hash;
+  }
+  return true;
+}
+
+// Those of a shard stay as they are among themselves.
+KeyOrder deal_in_order(std::span<const uint64_t> given, uint32_t slots, uint32_t shards) {
+  KeyOrder order;
+  order.begins.resize(shards + 1);
+  if (shards == 1) {
+    order.keys.assign(given.begin(), given.end());
+    order.begins[1] = static_cast<uint32_t>(given.size());
+    return order;
+  }
+  const auto shard_of = [=](uint64_t key) { return slot_of(hash_of(key), slots) % shards; };
+  for (const uint64_t key : given) ++order.begins[shard_of(key) + 1];
+  std::partial_sum(order.begins.begin(), order.begins.end(), order.begins.begin());
+  std::vector<uint32_t> ends(order.begins.begin(), order.begins.end() - 1);
+  order.keys.resize(given.size());
+  order.sources.resize(given.size());
+  for (uint32_t i = 0; i < given.size(); ++i) {
+    const uint32_t to = ends[shard_of(given[i])]++;
+    order.keys[to] = given[i];
+    order.sources[to] = i;
+  }
+  return order;
+}
+
 // ---- Telling keys apart ----
 //
 // A table of buckets in the order wanted, each with room for one key, the next where it is taken:
@@ -411,6 +448,7 @@ class Numberer {
 }  // namespace
 
 KeyOrder KeyOrder::of(std::span<const uint64_t> given, uint32_t slots, uint32_t shards) {
+  if (hashes_rise(given)) return deal_in_order(given, slots, shards);
   return Sorter(given, shards).order(slots);
 }
 
@@ -420,7 +458,7 @@ KeyOrder KeyOrder::distinct(std::span<const uint64_t> given, uint32_t slots, uin
   NumberRoom fresh;
   Numberer numberer(given, slots, shards, index, given.size() > kRoomKeysKept ? fresh : kept);
   if (numberer.run()) return numberer.order();
-  KeyOrder order = of(given, slots, shards);
+  KeyOrder order = Sorter(given, shards).order(slots);
   for (uint32_t key = 0; key < order.keys.size(); ++key) {
     const uint32_t end = order.repeats() ? order.groups[key + 1] : key + 1;
     for (uint32_t at = order.repeats() ? order.groups[key] : key; at < end; ++at)

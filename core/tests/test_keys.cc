@@ -94,6 +94,7 @@ void check_order(const Keys& given, uint32_t slots, uint32_t shards) {
     for (uint32_t shard = at.first + 1; shard <= shards; ++shard) ++begins[shard];
   }
   if (keys.size() == given.size()) groups.clear();
+  if (shards == 1 && keys == given) sources.clear();  // rows travel as they are given
   CHECK(order.keys == keys);
   CHECK(order.begins == begins);
   CHECK(order.sources == sources);
@@ -113,6 +114,27 @@ TEST(keys_go_by_shard_and_hash) {
   for (const size_t count : {0, 1, 2, 3, 17, 63, 64, 65, 300, 5000})
     for (const uint64_t different : {0, 1, 2, 7, 100, 3000})
       check_orders(random_keys(rng, count, different));
+}
+
+// Each once and in the order of their hashes: they are dealt to the shards, and not sorted.
+TEST(keys_that_are_in_order_already) {
+  Rng rng = seeded(43);
+  for (const size_t count : {0, 1, 2, 3, 17, 64, 300, 5000}) {
+    const Keys given = KeyOrder::of(random_keys(rng, count, 0), 1, 1).keys;
+    CHECK(KeyOrder::of(given, 1024, 1).in_order());
+    check_orders(given);
+    if (count < 3) continue;
+    // Nearly so: one key twice, two the wrong way round, at the very end too.
+    for (const size_t at : {size_t{0}, rng() % (count - 1), count - 2}) {
+      Keys twice = given, swapped = given;
+      twice[at + 1] = twice[at];
+      std::swap(swapped[at], swapped[at + 1]);
+      check_orders(twice);
+      check_orders(swapped);
+      CHECK(!KeyOrder::of(twice, 1024, 1).in_order());
+      CHECK(!KeyOrder::of(swapped, 1024, 1).in_order());
+    }
+  }
 }
 
 TEST(every_key_is_legal) {
@@ -267,6 +289,9 @@ TEST(rows_of_repeated_keys_are_combined) {
   }
   check_gather(rng, spec_of(UpdateKind::kSum, Dtype::kFloat32, 1), random_keys(rng, 9000, 3000), 2);
   check_gather(rng, spec_of(UpdateKind::kSum, Dtype::kFloat32, 1), {}, 2);
+  const Keys in_order = KeyOrder::of(random_keys(rng, 3000, 0), 1, 1).keys;
+  for (const uint32_t shards : kShards)
+    check_gather(rng, spec_of(UpdateKind::kSum, Dtype::kFloat32, 3), in_order, shards);
 }
 
 TEST(rows_of_distinct_keys_are_copied_as_they_lie) {
@@ -289,8 +314,9 @@ TEST(rows_of_distinct_keys_are_copied_as_they_lie) {
 TEST(rows_come_back_to_all_their_keys) {
   Rng rng = seeded(35);
   for (const size_t row_bytes : {1, 4, 8, 16, 24, 32, 64, 128, 300}) {
-    for (const uint64_t different : {0, 1, 30, 1000}) {
-      const Keys given = random_keys(rng, 1000, different);
+    for (const uint64_t different : {0, 1, 30, 1000, 2000}) {
+      Keys given = random_keys(rng, 1000, different);
+      if (different == 2000) given = KeyOrder::of(given, 1, 1).keys;  // in order already
       const KeyOrder order = KeyOrder::of(given, 1024, kShards[rng() % 4]);
       Data rows(order.keys.size() * row_bytes), got(given.size() * row_bytes);
       for (size_t i = 0; i < rows.size(); ++i)

@@ -260,6 +260,39 @@ TEST(lists_are_known_by_their_digest) {
   CHECK(hand.give(longer) == (std::vector{StoreKind::kRefused}));
 }
 
+// Its digests are kept with an order; each must be of the message's own keys.
+TEST(an_order_names_the_same_lists_again) {
+  Hand hand(-1);
+  Client& client = hand.clients[0];
+  const auto order = client.order_of(keys_here(200));
+  std::vector<float> memory(200 * hand.spec.count);
+  const Client::RowCall call{order, nullptr, reinterpret_cast<std::byte*>(memory.data()),
+                             false, true,    true};
+  client.pull_rows(0, call, [] {});
+  std::vector<Digest> given;
+  while (client.next(Hand::kShard) != nullptr) {
+    const Packet packet = hand.next();
+    Bytes keys(packet.payload);
+    const auto head = take<KeysHead>(keys);
+    std::vector<uint64_t> list(head.count);
+    CHECK_EQ(keys.size(), list.size() * sizeof(uint64_t));
+    std::memcpy(list.data(), keys.data(), keys.size());
+    CHECK(head.form == KeysForm::kRemember);
+    CHECK(head.digest == digest_of(list));
+    given.push_back(head.digest);
+  }
+  CHECK(given.size() > 5);
+  client.pull_rows(0, call, [] {});
+  for (const Digest& digest : given) {
+    const Packet packet = hand.next();
+    Bytes rest(packet.payload);
+    const auto head = take<KeysHead>(rest);
+    CHECK(rest.empty());
+    CHECK(head.form == KeysForm::kKnown);
+    CHECK(head.digest == digest);
+  }
+}
+
 TEST(what_is_remembered_is_bounded) {
   Hand hand(-1);
   Slot& slot = const_cast<Slot&>(hand.shard.slots().begin()->second);

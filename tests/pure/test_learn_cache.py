@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from commute import DataError
-from commute.learn.cache import HEAD_BYTES, cached
-from commute.learn.reader import BadLines, Batch, Stream
+from commute import DataError, _core
+from commute.learn.cache import HEAD_BYTES, Block, cached
+from commute.learn.reader import BadLines, Stream
 from commute.learn.recipe import Recipe
 from commute.learn.settings import Plan, Training
 from commute.learn.sources import deal, find
@@ -40,7 +40,7 @@ class Run:
         self.sources = find([str(path)])
         plan = Plan(training=training, recipe=recipe, data=tuple(self.sources), folder="")
         self.said: list[str] = []
-        self.batches: list[list[Batch]] = []
+        self.batches: list[list[Block]] = []
         self.streams = [
             Stream(recipe, pieces, size=training.batch_after, bad=BadLines(0))
             for pieces in deal(self.sources, streams)
@@ -49,9 +49,9 @@ class Run:
             self.batches.append(list(cached(plan, stream, i, streams, self.said.append)))
 
 
-def same(batch: Batch, other: Batch) -> None:
+def same(batch: Block, other: Block) -> None:
     assert batch.count == other.count
-    for name in ("labels", "weights", "offsets", "keys", "values"):
+    for name in ("labels", "weights", "offsets", "keys", "index", "values"):
         one, two = getattr(batch, name), getattr(other, name)
         assert (one is None) == (two is None), name
         if one is not None:
@@ -89,6 +89,39 @@ def test_cached_examples_are_the_parsed_ones(tmp_path, kind, streams):
     assert sum(b.count for batches in found.batches for b in batches) == len(
         LINES[kind].splitlines()
     )
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_keys_are_there_once_and_numbered(tmp_path, kind):
+    """Of every block: with its index its keys are those of the text, place by place."""
+    data = tmp_path / "data.vw"
+    data.write_bytes(LINES[kind])
+    run = Run(data)
+    again = Stream(
+        Recipe(format="vw"), deal(run.sources, 1)[0], size=lambda _: BATCH, bad=BadLines(0)
+    )
+
+    for block, parsed in zip(run.batches[0], [*again, *again], strict=True):
+        np.testing.assert_array_equal(block.keys[block.index], parsed.keys, strict=True)
+        np.testing.assert_array_equal(np.sort(block.keys), np.unique(parsed.keys))
+        assert block.index.dtype == np.uint32
+        assert block.keys.tolist() == sorted(block.keys.tolist(), key=hashed)
+
+
+def test_distinct_keys_are_in_the_order_of_their_hashes(rng):
+    """Whatever they were given in; none and one are lists too."""
+    for count, different in ((0, 1), (1, 1), (9, 3), (3000, 500), (5000, 1 << 62)):
+        given = rng.integers(0, different, count, dtype=np.uint64)
+        keys, index = _core.distinct_keys(given)
+        np.testing.assert_array_equal(keys[index], given, strict=True)
+        np.testing.assert_array_equal(keys, sorted(set(given.tolist()), key=hashed))
+
+
+def hashed(key: int) -> int:
+    """As rows.h hashes keys."""
+    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    key = (key ^ key >> 27) * 0x94D049BB133111EB % (1 << 64)
+    return key ^ key >> 31
 
 
 def test_a_cache_that_is_there_is_read_and_not_the_text(data, monkeypatch):
@@ -166,20 +199,51 @@ def test_a_cache_that_is_cut(data, left):
     "raw",
     [
         b"",
-        b"commute cache 1\n",
-        b"commute cache 1\n\x00\x00",
-        b"commute cache 1\n" + b"\xff" * 5000,
-        b"commute cache 1\n\x05\x00\x00\x00hello",
-        b"commute cache 1\n\x02\x00\x00\x00{}",
+        b"commute cache 2\n",
+        b"commute cache 2\n\x00\x00",
+        b"commute cache 2\n" + b"\xff" * 5000,
+        b"commute cache 2\n\x05\x00\x00\x00hello",
+        b"commute cache 2\n\x02\x00\x00\x00{}",
         b"something else entirely" * 1000,
+        b"commute cache 1\n\x02\x00\x00\x00{}",
     ],
-    ids=["empty", "magic", "cut", "length", "text", "struct", "foreign"],
+    ids=["empty", "magic", "cut", "length", "text", "struct", "foreign", "older"],
 )
 def test_what_is_no_cache(data, raw):
     """Or only the beginning of one."""
     cache_of(data).write_bytes(raw)
 
     refused(data, "is no cache, and made again: ")
+
+
+# Of the first block: 16 names, 7 names and a constant, one of each in an example.
+PLACES, KEYS = 3 * BATCH, BATCH + 7 + 1
+OFFSETS_AT = 16 + 4 * BATCH
+INDEX_AT = OFFSETS_AT + 4 * (BATCH + 2) + 8 * KEYS
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "why"),
+    [
+        (0, 1 << 31, "a block is longer than the file"),
+        (8, 5, "expected 5 keys, got number "),
+        (OFFSETS_AT + 4, PLACES + 1, "its offsets lead nowhere"),
+        (OFFSETS_AT + 4 * BATCH, PLACES + 1, "its offsets lead nowhere"),
+        (INDEX_AT, KEYS, f"expected {KEYS} keys, got number {KEYS}; remove it"),
+        (INDEX_AT + 4 * (PLACES - 1), KEYS, f"expected {KEYS} keys, got number {KEYS}; remove it"),
+    ],
+    ids=["count", "keys", "offset", "last offset", "index", "last index"],
+)
+def test_a_damaged_block(data, at, number, why):
+    """Of the right length, but the core must not follow its numbers."""
+    Run(data)
+    cache = cache_of(data)
+    raw = bytearray(cache.read_bytes())
+    raw[HEAD_BYTES + at : HEAD_BYTES + at + 4] = number.to_bytes(4, "little")
+    cache.write_bytes(raw)
+
+    with pytest.raises(DataError, match=f"is damaged at byte 4,096: {why}"):
+        Run(data)
 
 
 def test_half_a_cache_is_never_read(data):

@@ -33,15 +33,16 @@ def batch_of(rng: np.random.Generator, plain: bool, binary: bool) -> Block:
     """With examples that have no feature, also the first and the last."""
     counts = rng.integers(0, 9, EXAMPLES)
     counts[[0, -1]] = 0
-    keys = int(counts.sum())
+    places = int(counts.sum())
     labels = rng.integers(0, 2, EXAMPLES) if binary else rng.normal(0, 3, EXAMPLES)
     return Block(
         EXAMPLES,
         labels.astype(np.float32),
         rng.choice([0.0, 0.5, 1.0, 3.0], EXAMPLES).astype(np.float32),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.uint32),
-        rng.integers(0, 1 << 63, keys).astype(np.uint64),
-        None if plain else rng.normal(0, 2, keys).astype(np.float32),
+        np.arange(FEATURES, dtype=np.uint64),
+        rng.integers(0, FEATURES - 1, places).astype(np.uint32),
+        None if plain else rng.normal(0, 2, places).astype(np.float32),
     )
 
 
@@ -51,7 +52,7 @@ def test_against_numpy(model, plain, rng):
     """The four losses, with values and where all are 1; features come up again and again."""
     batch = batch_of(rng, plain, binary=model != "linear")
     weights = rng.normal(0, 0.5, FEATURES).astype(np.float32)
-    index = rng.integers(0, FEATURES - 1, len(batch.keys)).astype(np.uint32)
+    index = batch.index
     values = np.ones(len(index)) if plain else batch.values.astype(np.float64)
     rows = np.repeat(np.arange(EXAMPLES), np.diff(batch.offsets.astype(np.int64)))
     expected = np.bincount(rows, weights[index] * values, EXAMPLES)
@@ -73,7 +74,7 @@ def test_against_numpy(model, plain, rng):
 def test_gradients_are_added_in_the_order_of_examples(rng):
     """So they have the same bits wherever they are computed."""
     batch = batch_of(rng, False, binary=True)
-    index = rng.integers(0, FEATURES, len(batch.keys)).astype(np.uint32)
+    index = batch.index
     zeros = np.zeros(FEATURES, np.float32)
     learn("lr", batch, index, zeros, Metrics())
     rows = np.repeat(np.arange(EXAMPLES), np.diff(batch.offsets.astype(np.int64)))
@@ -102,9 +103,10 @@ def test_gradients_are_added_in_the_order_of_examples(rng):
 def test_edges(model: str, score: float, label: float, slope: float):
     """Where a loss has a corner, and scores that no exponential can hold."""
     one: Any = np.ones(1, np.float32)
-    batch = Block(1, one * label, one, np.array([0, 1], np.uint32), np.zeros(1, np.uint64), None)
+    key, index = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
+    batch = Block(1, one * label, one, np.array([0, 1], np.uint32), key, index, None)
     weight = one * score
-    learn(model, batch, np.zeros(1, np.uint32), weight, Metrics())
+    learn(model, batch, index, weight, Metrics())
 
     assert weight.tolist() == [slope]
 
@@ -112,9 +114,10 @@ def test_edges(model: str, score: float, label: float, slope: float):
 def test_an_empty_batch():
     """Nothing is written."""
     none: Any = np.empty(0, np.float32)
-    batch = Block(0, none, none, np.zeros(1, np.uint32), np.empty(0, np.uint64), None)
+    keys, index = np.empty(0, np.uint64), np.empty(0, np.uint32)
+    batch = Block(0, none, none, np.zeros(1, np.uint32), keys, index, None)
     judged = Metrics()
-    learn("lr", batch, np.empty(0, np.uint32), none, judged)
+    learn("lr", batch, index, none, judged)
 
-    assert scores(batch, np.empty(0, np.uint32), none).size == 0
+    assert scores(batch, index, none).size == 0
     assert not judged.array.any()

@@ -3,12 +3,15 @@
 
     file = head | block | block ...         one file for each stream: data.vw.cache.0-of-2
     head = magic | length | JSON, padded    what it was made of, and how long the file is
-    block = count | keys | flags | 0        uint32 each; then arrays, each padded to 8 bytes:
-            labels | weights? | offsets | keys | values?        left out where all are 1
+    block = count | places | keys | flags   uint32 each; then arrays, each padded to 8 bytes:
+            labels | weights? | offsets | keys | index | values?        left out where all are 1
+
+Keys are those that differ, in the order of their hashes, which is the order in which they travel;
+index has the number of its key for each place. So a pass from the cache tells no keys apart.
 
 A cache stands for its files as they were (name, size, time of change), its recipe and its size of
 batches. If one of them is another, it is refused and made again. It gets its name when it is
-whole, so half of one is never read.
+whole, so half of one is never read. A damaged block ends the run.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from commute import _core
 from commute._errors import DataError
-from commute.learn.reader import Batch, Stream
+from commute.learn.reader import Parsed, Stream
 from commute.learn.settings import Plan
 from commute.learn.sources import Source
 
-__all__ = ["cached"]
+__all__ = ["Block", "cached"]
 
-MAGIC = b"commute cache 1\n"
+MAGIC = b"commute cache 2\n"
 HEAD_BYTES = 4096
 HEAD_LENGTH = struct.Struct("<I")
 BLOCK = struct.Struct("<IIII")
@@ -52,19 +56,20 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A batch as it lies in the file."""
+    """A batch as it lies in the file: each key once, and which of them is at each place."""
 
     count: int
     labels: Array
     weights: Array
     offsets: Array
     keys: Array
+    index: Array
     values: Array | None
 
 
 def cached(
     plan: Plan, stream: Stream, number: int, streams: int, say: Callable[[str], None]
-) -> Iterator[Batch]:
+) -> Iterator[Block]:
     """All passes over a stream: from its cache, or the first one from text, which makes it."""
     sources = plan.data
     head = Head(tuple(sources), plan.recipe.digest(), plan.training.batch, number, streams)
@@ -114,14 +119,15 @@ def _head(file: BinaryIO) -> Head:
     return msgspec.json.decode(raw[at : at + length], type=Head)
 
 
-def _made(path: Path, head: Head, stream: Stream) -> Iterator[Batch]:
+def _made(path: Path, head: Head, stream: Stream) -> Iterator[Block]:
     new = path.with_name(path.name + ".new")
     try:
         with new.open("wb") as file:
             _write_head(file, msgspec.structs.replace(head, bytes=1 << 62))
             for batch in stream:
-                _write(file, batch)
-                yield batch
+                block = _numbered(batch)
+                _write(file, block)
+                yield block
             whole = msgspec.structs.replace(head, bytes=file.tell())
             file.seek(0)
             _write_head(file, whole)
@@ -143,19 +149,25 @@ def _write_head(file: BinaryIO, head: Head) -> None:
     file.write(start.ljust(max(HEAD_BYTES, -(-len(start) // ALIGN) * ALIGN), b"\0"))
 
 
-def _write(file: BinaryIO, batch: Batch) -> None:
-    flags = 0 if (batch.weights == 1).all() else HAS_WEIGHTS
-    arrays = [batch.labels, *([batch.weights] if flags else []), batch.offsets, batch.keys]
-    if batch.values is not None:
+def _numbered(batch: Parsed) -> Block:
+    keys, index = _core.distinct_keys(batch.keys)
+    return Block(batch.count, batch.labels, batch.weights, batch.offsets, keys, index, batch.values)
+
+
+def _write(file: BinaryIO, block: Block) -> None:
+    flags = 0 if (block.weights == 1).all() else HAS_WEIGHTS
+    arrays = [block.labels, *([block.weights] if flags else [])]
+    arrays += [block.offsets, block.keys, block.index]
+    if block.values is not None:
         flags |= HAS_VALUES
-        arrays.append(batch.values)
-    file.write(BLOCK.pack(batch.count, len(batch.keys), flags, 0))
+        arrays.append(block.values)
+    file.write(BLOCK.pack(block.count, len(block.index), len(block.keys), flags))
     for array in arrays:
         file.write(array.data)
         file.write(bytes(-array.nbytes % ALIGN))
 
 
-def _blocks(path: Path) -> Iterator[tuple[Batch, float]]:
+def _blocks(path: Path) -> Iterator[tuple[Block, float]]:
     """Each with the part of the file that ends with it."""
     data = np.memmap(path, np.uint8, "r")
     with path.open("rb") as file:
@@ -165,23 +177,39 @@ def _blocks(path: Path) -> Iterator[tuple[Batch, float]]:
     (length,) = HEAD_LENGTH.unpack(raw[len(MAGIC) :])
     at = max(HEAD_BYTES, -(-(len(raw) + length) // ALIGN) * ALIGN)
     while at < len(data):
-        block, at = _block(data, at)
+        try:
+            block, at = _block(data, at)
+        except ValueError as error:
+            raise DataError(
+                f"the cache {path} is damaged at byte {at:,}: {error}; remove it, and the next run"
+                " makes it again"
+            ) from error
         yield block, at / len(data)
 
 
 def _block(data: Array, at: int) -> tuple[Block, int]:
-    count, keys, flags, _ = BLOCK.unpack(data[at : at + BLOCK.size].tobytes())
-    at += BLOCK.size
-
     def take(length: int, dtype: Any) -> Array:
         nonlocal at
         size = length * np.dtype(dtype).itemsize
+        if at + size > len(data):
+            raise ValueError("a block is longer than the file")
         taken: Array = data[at : at + size].view(dtype)
         at += size + -size % ALIGN
         return taken
 
+    count, places, keys, flags = take(4, np.uint32).tolist()
     labels = take(count, np.float32)
     weights = take(count, np.float32) if flags & HAS_WEIGHTS else np.ones(count, np.float32)
-    offsets, placed = take(count + 1, np.uint32), take(keys, np.uint64)
-    values = take(keys, np.float32) if flags & HAS_VALUES else None
-    return Block(count, labels, weights, offsets, placed, values), at
+    offsets, distinct = take(count + 1, np.uint32), take(keys, np.uint64)
+    index = take(places, np.uint32)
+    values = take(places, np.float32) if flags & HAS_VALUES else None
+    _check(offsets, index, keys)
+    return Block(count, labels, weights, offsets, distinct, index, values), at
+
+
+def _check(offsets: Array, index: Array, keys: int) -> None:
+    """The core follows every number it is given."""
+    if int(offsets[-1]) != len(index) or (offsets[:-1] > offsets[1:]).any():
+        raise ValueError("its offsets lead nowhere")
+    if len(index) and int(index.max()) >= keys:
+        raise ValueError(f"expected {keys:,} keys, got number {index.max():,}")

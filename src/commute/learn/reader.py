@@ -23,7 +23,7 @@ from commute._errors import DataError
 from commute.learn.recipe import Recipe, split_cells
 from commute.learn.sources import Piece, Text, texts
 
-__all__ = ["BadLines", "Batch", "Stream", "ahead", "line_number"]
+__all__ = ["BadLines", "Batch", "Parsed", "Stream", "ahead", "line_number"]
 
 T = TypeVar("T")
 AHEAD = 2  # batches
@@ -31,7 +31,7 @@ SHOWN = 5  # bad lines
 
 
 class Batch(Protocol):
-    """Examples in rows: those of example i are keys[offsets[i]:offsets[i + 1]]."""
+    """Examples in rows: the features of example i are at places offsets[i] to offsets[i + 1]."""
 
     @property
     def count(self) -> int: ...
@@ -42,9 +42,14 @@ class Batch(Protocol):
     @property
     def offsets(self) -> np.ndarray[Any, Any]: ...
     @property
-    def keys(self) -> np.ndarray[Any, Any]: ...
-    @property
     def values(self) -> np.ndarray[Any, Any] | None: ...  # None: all are 1
+
+
+class Parsed(Batch, Protocol):
+    """A batch as the text has it: a key at each place."""
+
+    @property
+    def keys(self) -> np.ndarray[Any, Any]: ...
 
 
 class BadLines:
@@ -85,14 +90,14 @@ class Stream:
         self._bytes = sum(piece.bytes for piece in pieces)
         self.passes = 0.0  # that are done, the one under way counted in part
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Parsed]:
         begun = int(self.passes)
         for piece in self._pieces:
             for text in texts(piece):
                 yield from self._parse(piece, text, begun == 0)
         self.passes = begun + 1
 
-    def _parse(self, piece: Piece, text: Text, first_pass: bool) -> Iterator[Batch]:
+    def _parse(self, piece: Piece, text: Text, first_pass: bool) -> Iterator[Parsed]:
         parser = self._recipe.parser(self._header(piece), labels_needed=self._labels_needed)
         array = np.frombuffer(text.data, np.uint8)
         at, line = text.begin, 0

@@ -33,12 +33,12 @@ import msgspec
 import numpy as np
 
 from commute.group import Group
-from commute.learn.cache import cached
+from commute.learn.cache import Block, cached
 from commute.learn.linear import learn, scores
 from commute.learn.metrics import Metrics
 from commute.learn.model import WEIGHTS, declare
 from commute.learn.progress import Progress
-from commute.learn.reader import BadLines, Batch, Stream, ahead
+from commute.learn.reader import BadLines, Batch, Parsed, Stream, ahead
 from commute.learn.settings import BATCH_MAX, Plan
 from commute.learn.sources import deal
 from commute.store.dense import DenseTable
@@ -209,21 +209,25 @@ class Trainer:
         dealt = deal(self._plan.data, self._stream_count)
         each = self._stream_count // self._world.size
         mine = range(self._world.rank * each, (self._world.rank + 1) * each)
-        return [ahead(map(self._in_order, self._stream(dealt[i], i))) for i in mine]
+        return [ahead(self._stream(dealt[i], i)) for i in mine]
 
-    def _in_order(self, batch: Batch) -> Ordered:
+    def _in_order(self, batch: Parsed) -> Ordered:
         return Ordered(batch, *self.table.distinct(batch.keys))
+
+    def _from_cache(self, block: Block) -> Ordered:
+        return Ordered(block, self.table.ticket(block.keys), block.index)
 
     def _passes_done(self) -> float:
         return sum(stream.passes for stream in self._read) / len(self._read)
 
-    def _stream(self, pieces: Any, number: int) -> Iterator[Batch]:
+    def _stream(self, pieces: Any, number: int) -> Iterator[Ordered]:
         training = self._training
         once = Stream(self._plan.recipe, pieces, size=training.batch_after, bad=self.bad)
         self._read.append(once)
         if not training.cache:
-            return chain.from_iterable(repeat(once, training.epochs))
-        return cached(self._plan, once, number, self._stream_count, self.notes.append)
+            return map(self._in_order, chain.from_iterable(repeat(once, training.epochs)))
+        blocks = cached(self._plan, once, number, self._stream_count, self.notes.append)
+        return map(self._from_cache, blocks)
 
 
 def _finished_table(world: Group, staleness: int | None) -> DenseTable | None:

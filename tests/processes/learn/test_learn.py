@@ -229,11 +229,13 @@ def test_workers_with_unequal_shares(tmp_path, staleness, every):
 # ---- caches, starting from a model, saving ----
 
 
-def test_cache(run, data, tmp_path):
+@pytest.mark.parametrize("servers", [1, 3])
+def test_cache(run, data, tmp_path, servers):
     """The same weights from the cache; a file that has changed makes a new one, and it is said."""
     train = tmp_path / "train.vw"
     shutil.copy(data / "train.vw", train)
-    words = ("learn", train, "--workers", 2, "--staleness", 0, "--deterministic", "--batch", 100)
+    words = ("learn", train, "--workers", 2, "--servers", servers)
+    words += ("--staleness", 0, "--deterministic", "--batch", 100)
     found = []
     for cache in ([], ["--cache"], ["--cache"]):
         told = run(*words, "--epochs", 2, "--save", tmp_path / "model", *cache).out
