@@ -16,7 +16,7 @@ bool in_place(const Plan& plan) {
 
 bool is_fetched(const Plan& plan) {
   return plan.algorithm == "fetch" && plan.uses_outbox() &&
-         plan.collective == Collective::kAlltoall;
+         (plan.collective == Collective::kAlltoall || plan.collective == Collective::kScatter);
 }
 
 bool is_kernel(const Plan& plan) {

@@ -153,8 +153,12 @@ class Executor : public std::enable_shared_from_this<Executor> {
   Progress advance_line();
   bool hear(int peer);
   Progress advance_fetch();
+  bool is_read() const;
+  int peer_to_hear(int number) const;
+  std::byte* place_of(int rank) const;
   void enter_to_fetch();
   void fetch(int peer);
+  int fetch_waits_for() const;
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;

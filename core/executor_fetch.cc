@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An alltoall in which everyone fetches its blocks from the memory of the others, by a system call
-// that reads another process (outbox.h): each byte is copied once, not into an outbox and out of
-// it.
+// An alltoall, or a scatter, in which everyone fetches its blocks from the memory of the others, by
+// a system call that reads another process (outbox.h): each byte is copied once, not into an outbox
+// and out of it.
 //
 //   entered    the line says what was called, and where this rank's array is; the own block is
 //              copied
-//   fetching   of each peer in turn, once its line is there
-//   told       all is fetched; the array stays as it is until all others have fetched too
+//   fetching   of each peer in turn, once its line is there; the root of a scatter only looks that
+//              all called the same
+//   told       all is fetched; an array that others read stays as it is until all have told
 //
 // Invariant: whoever has seen a rank's line may read its array until it has told that it is done,
 // and the rank waits for that. A peer that gives up in between never tells, so what was read of
@@ -28,6 +29,16 @@ constexpr size_t kAtOnceBytes = 64 << 20;
 
 }  // namespace
 
+bool Executor::is_read() const {
+  return plan_.collective == Collective::kAlltoall || plan_.rank == plan_.root;
+}
+
+// The peers in the order in which they are heard: from the next rank on, so that not all read the
+// same one at once.
+int Executor::peer_to_hear(int number) const {
+  return is_read() ? (plan_.rank + 1 + number) % plan_.ranks : plan_.root;
+}
+
 void Executor::enter_to_fetch() {
   const auto at = reinterpret_cast<uintptr_t>(operation_->in);
   std::memcpy(links_.outboxes->payload(plan_.rank, links_.outbox_uses, sizeof at), &at, sizeof at);
@@ -35,10 +46,16 @@ void Executor::enter_to_fetch() {
   heard_ = 0;
   fetched_ = 0;
   const size_t bytes = operation_->call.count * item_bytes_;
-  const size_t mine = size_t(plan_.rank) * bytes;
-  if (bytes == 0) return;
-  copy_past_caches(operation_->out + mine, nullptr, operation_->in + mine, bytes);
+  if (bytes == 0 || !is_read()) return;
+  copy_past_caches(place_of(plan_.rank), nullptr, operation_->in + size_t(plan_.rank) * bytes,
+                   bytes);
   end_of_streaming();
+}
+
+// Where the block that comes from a rank goes.
+std::byte* Executor::place_of(int rank) const {
+  const size_t block = plan_.collective == Collective::kAlltoall ? size_t(rank) : 0;
+  return operation_->out + block * operation_->call.count * item_bytes_;
 }
 
 Executor::Progress Executor::advance_fetch() {
@@ -47,20 +64,20 @@ Executor::Progress Executor::advance_fetch() {
     enter_to_fetch();
   }
   const size_t bytes = operation_->call.count * item_bytes_;
-  // From the next rank on, so that not all read the same one at once; the last would be this one.
-  while (heard_ < plan_.ranks - 1) {
-    const int peer = (plan_.rank + 1 + heard_) % plan_.ranks;
+  const int peers = is_read() ? plan_.ranks - 1 : 1;
+  const bool reads = plan_.collective == Collective::kAlltoall || !is_read();
+  for (; heard_ < peers; ++heard_, fetched_ = 0) {
+    const int peer = peer_to_hear(heard_);
     if (fetched_ == 0 && !hear(peer)) return Progress::kBlocked;
+    if (!reads) continue;
     fetch(peer);
     if (fetched_ < bytes) return Progress::kMoved;
-    fetched_ = 0;
-    ++heard_;
   }
-  if (heard_ < plan_.ranks) {
+  if (heard_ == peers) {
     ++heard_;
     end_use();
   }
-  return unfinished(links_.outbox_uses) < 0 ? Progress::kDone : Progress::kBlocked;
+  return !is_read() || unfinished(links_.outbox_uses) < 0 ? Progress::kDone : Progress::kBlocked;
 }
 
 void Executor::fetch(int peer) {
@@ -71,12 +88,17 @@ void Executor::fetch(int peer) {
               sizeof theirs);
   try {
     links_.outboxes->fetch(peer, theirs + size_t(plan_.rank) * bytes + fetched_,
-                           operation_->out + size_t(peer) * bytes + fetched_, step);
+                           place_of(peer) + fetched_, step);
   } catch (const std::system_error& error) {
     raise(FailureCode::kPeerLost, peer,
           std::string("its memory cannot be read any more: ") + error.what());
   }
   fetched_ += step;
+}
+
+int Executor::fetch_waits_for() const {
+  const int peers = is_read() ? plan_.ranks - 1 : 1;
+  return heard_ < peers ? peer_to_hear(heard_) : unfinished(links_.outbox_uses);
 }
 
 }  // namespace commute

@@ -192,10 +192,8 @@ bool Executor::hear(int peer) {
 void Executor::wait_in_memory(std::set<int>& found) const {
   if (!entered_) {
     found.insert(unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)));
-  } else if (fetches_ && heard_ == plan_.ranks) {
-    found.insert(unfinished(links_.outbox_uses));
   } else if (fetches_) {
-    found.insert((plan_.rank + 1 + heard_) % plan_.ranks);
+    found.insert(fetch_waits_for());
   } else if (line_) {
     for (int peer = heard_; peer < plan_.ranks; ++peer)
       if (waits_for(peer) &&

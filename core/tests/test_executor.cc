@@ -359,9 +359,9 @@ TEST(outboxes_over_many_calls_of_different_plans_and_tile_counts) {
 }
 
 // The kernel that reads the peers' own arrays; its plan only says what it stands for.
-Plan fetch(int rank, int ranks) {
-  const auto blocks = uint32_t(ranks);
-  Plan plan = plan_of(rank, ranks, {Collective::kAlltoall, 1, blocks, blocks, 0, blocks}, {{}});
+Plan fetch(int rank, uint32_t ranks, Collective collective, int root = 0) {
+  const uint32_t out = collective == Collective::kAlltoall ? ranks : 1;
+  Plan plan = plan_of(rank, int(ranks), {collective, 1, ranks, out, 0, ranks, root}, {{}});
   plan.algorithm = "fetch";
   return plan;
 }
@@ -370,7 +370,8 @@ TEST(blocks_are_fetched_beside_plans_with_outboxes) {
   Ranks ranks(3, kLinkKinds[1]);
   ranks.run([&](int rank, Engine& engine) {
     const auto sums = engine.bind(two_shot(rank, 3), 1024);
-    const auto blocks = engine.bind(fetch(rank, 3), kTile);
+    const auto blocks = engine.bind(fetch(rank, 3, Collective::kAlltoall), kTile);
+    const auto parts = engine.bind(fetch(rank, 3, Collective::kScatter, 1), kTile);
     for (int round = 0; round < 20; ++round)
       for (const size_t count : kLengths) {
         Array in, out(3 * count), wanted;
@@ -382,7 +383,11 @@ TEST(blocks_are_fetched_beside_plans_with_outboxes) {
         }
         CHECK(finish(engine, submit(engine, blocks, in.data(), out.data(), count)));
         CHECK(out == wanted);
-        std::fill(in.begin(), in.end(), 0.0f);  // nobody reads it any more
+        out.resize(count);
+        const auto* const all = rank == 1 ? in.data() : nullptr;
+        CHECK(finish(engine, submit(engine, parts, all, out.data(), count)));
+        CHECK(out == input(10 + rank, count));
+        std::fill(in.begin(), in.end(), 0);  // nobody reads it any more
         Array array = input(rank, count);
         CHECK(finish(engine, submit(engine, sums, array.data(), array.data(), count)));
         CHECK(array == sum_of(3, count));

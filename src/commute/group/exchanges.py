@@ -192,7 +192,8 @@ class Exchanges(Calls):
     ) -> Call:
         self._check_rank(root, "root", "scatter")
         # A name that nobody knows is refused before anybody waits for the head.
-        choose(Collective.SCATTER, self.size, 0, self._wiring.place, algorithm=algorithm)
+        wiring, scatter = self._wiring, Collective.SCATTER
+        choose(scatter, self.size, 0, wiring.place, algorithm=algorithm, fetches=wiring.fetches)
         if self.rank == root:
             call = self._scatter_from_here(x, out)
             self._send_head(_head(call.source, is_tensor(x)), root, timeout, background)

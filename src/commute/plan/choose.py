@@ -62,8 +62,8 @@ GATHERED_TILE_BYTES = {2: 2 << 20}
 # 2.26 ms against 2.47 between 2 ranks, 6.3 against 6.8 between 4.
 # Of a direct plan a tile only bounds how long a rank works without looking up.
 DIRECT_TILE_BYTES = 64 << 20
-# From here on an alltoall is fetched where that can be: a system call for each block costs more
-# than copying a little twice.
+# From here on blocks are fetched where that can be: a system call for each costs more than copying
+# a little twice.
 FETCHED_BYTES = 128 << 10
 # What fits the lines of the kernels (core/outbox.h); up to there they are the quickest.
 LINE_BYTES = 16 << 10

@@ -101,6 +101,9 @@ def fetched(world):
         for by in ("fetch", "shared", None, "fetch"):
             got = world.alltoall(sent, algorithm=by)
             np.testing.assert_array_equal(got, [np.roll(each, world.rank) for each in parts])
+            root = number % world.size
+            got = world.scatter(sent if world.rank == root else None, root, algorithm=by)
+            np.testing.assert_array_equal(got, np.roll(parts[root], world.rank))
         sent[:] = 0  # at once: all have fetched theirs
 
 

@@ -153,7 +153,8 @@ def test_arrays_that_all_reach() -> None:
 
 
 def test_memory_that_others_may_read() -> None:
-    """Blocks of an alltoall are fetched where the host allows it, unless they are small."""
+    """Blocks are fetched where the host allows it, unless they are small."""
+    assert choose("scatter", 4, 1 << 20, "memory", fetches=True) == "fetch"
     assert choose("alltoall", 4, 1 << 20, "memory", fetches=True) == "fetch"
     assert choose("alltoall", 4, 1 << 20, "arrays", fetches=True) == "fetch"
     assert choose("alltoall", 4, 1 << 10, "memory", fetches=True) == "shared"

@@ -77,6 +77,7 @@ _PAGES: dict[Collective, dict[str, str]] = {
         "linear": "linear.linear_scatter",
         "binomial": "binomial_gather.binomial_scatter",
         "shared": "shared.shared_scatter",
+        "fetch": "fetch.fetched_scatter",
     },
 }
 
