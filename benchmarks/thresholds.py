@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import secrets
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -211,6 +212,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the results")
     options = parser.parse_args()
+    # An ended bench must still remove its namespaces and jobs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if options.place == "tcp":
             network.require_tools()
