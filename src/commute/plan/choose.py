@@ -23,29 +23,36 @@ PLACES = ("tcp", "loopback", "memory", "arrays")
 
 DIRECT, FETCH = "direct", "fetch"
 
-# Thresholds between algorithms over links. Those without a figure follow from their costs, with p
-# ranks, n bytes, a latency a per message and b seconds per byte, where a/b is some 16 KB: 20 us at
-# 1 GB/s, or 100 us at 1 Gbit/s.
+# Thresholds between algorithms over links, measured by `python -m benchmarks.thresholds` on a host
+# of 2 cores: "loopback" with 2 to 16 ranks, "tcp" with 2 to 16 hosts (namespaces) at 1 Gbit/s.
 #
-# Up to so many bytes and ranks the two steps through one rank are the quickest; beyond, that rank
-# is a bottleneck, and steps between pairs are better. With 4 ranks on loopback 1 KB takes 59 us
-# through one rank and 82 by halving and doubling, 64 KB takes 133 and 121. With more ranks, so few
-# bytes are best exchanged whole in log2 p steps: halving takes twice as many, and saves less than
-# n log2 p of bytes.
+# Up to so many bytes an allreduce is a matter of messages. On one host all of them cost the same
+# cores, and the two steps through one rank have the fewest: 16 KB between 8 ranks took 0.83 ms
+# against the 0.96 of recursive doubling, 64 KB 0.69 against the 0.80 of halving and doubling.
+# Between 2 ranks recursive doubling has one step only: 1 KB took 22 us against 26.
+SMALL_BYTES = 64 << 10
+# On a wire that one rank's link is soon full: 64 KB between 4 hosts took 0.77 ms by halving and
+# doubling, more than 1 through one rank. With more hosts recursive doubling is as quick for short
+# arrays (1 KB between 8: 0.50 ms against 0.54) and slower for none.
 TINY_BYTES = 16 << 10
 FEW_RANKS = 4
-# Below this an allreduce is a matter of steps, above it of bytes.
-SMALL_BYTES = 64 << 10
-# A ring sends n/p in each of its 2(p-1) steps: a step must carry as much as its latency costs.
-RING_STEP_BYTES = 16 << 10
-# A broadcast of so many bytes goes in parts along a chain, in little more than n b, if p parts are
-# few against all; with more ranks two trees are filled sooner than a chain.
-LONG_BYTES = 2 << 20
+# On a wire the ring's waves hide its steps, if these are long enough: an allgather between 8 hosts
+# took 3.4 ms on the circulant graph against the ring's 5.1 with blocks of 32 KB, 46 against 34 with
+# 512 KB; between 4 hosts 1.6 against 1.4 with 64 KB.
+RING_STEP_BYTES = 64 << 10
+# Where bytes count a chain, in parts, is the quickest of all broadcasts and reductions on a wire:
+# 1 MB between 8 hosts took 12 ms, 16 by double trees, 23 by scatter and allgather, 27 by a binomial
+# tree. More ranks than these were not measured; there two trees are filled sooner than a chain.
+CHAIN_RANKS = 16
+# A reduction is as quick with as little as this for each rank: 64 KB between 16 hosts took 1.8 ms
+# against the 5.4 of a binomial tree. 16 KB was quicker by the tree between 2, 4, 8 and 16.
+CHAIN_STEP_BYTES = 4 << 10
+# With many ranks, the p-1 messages at the root of a scatter, or of an all-to-all, cost more than it
+# costs to carry blocks of so many bytes log2 p times: with 4 KB of 16 ranks an alltoall took
+# 1.2 ms against 1.5, a scatter 0.74 against 0.83; with 16 KB both were slower. Those of a gather
+# do not: 0.37 ms against 0.54.
 MANY_RANKS = 8
-# With many ranks, the n-1 messages at the root, or of an all-to-all, cost more than it costs to
-# carry blocks of so many bytes log2 p times, copying them.
-TREE_BLOCK_BYTES = 4 << 10
-BRUCK_BLOCK_BYTES = 1 << 10
+SHORT_BLOCK_BYTES = 4 << 10
 # A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
 CHUNK_BYTES = 256 << 10
 # SCRATCH of a plan is at most so large; plans with many blocks of it have smaller tiles.
@@ -161,45 +168,47 @@ def _quickest(
     if collective is Collective.BROADCAST:
         return _quickest_broadcast(ranks, nbytes, place)
     if collective is Collective.ALLGATHER:
-        return _ring_or_circulant(ranks, nbytes, place)
+        return _ring_or_circulant(nbytes, place)
     if collective is Collective.REDUCE_SCATTER:
-        return _ring_or_circulant(ranks, block, place)
-    many = ranks > MANY_RANKS
+        return _ring_or_circulant(block, place)
+    if collective is Collective.REDUCE:
+        return _quickest_reduce(ranks, nbytes, place)
+    carried = ranks >= MANY_RANKS and block <= SHORT_BLOCK_BYTES
     if collective is Collective.ALLTOALL:
-        return "bruck" if many and block <= BRUCK_BLOCK_BYTES else "pairwise"
-    if collective in (Collective.GATHER, Collective.SCATTER):
-        block = nbytes if collective is Collective.GATHER else block
-        return "binomial" if many and block <= TREE_BLOCK_BYTES else "linear"
+        return "bruck" if carried else "pairwise"
+    if collective is Collective.SCATTER:
+        return "binomial" if carried else "linear"
     return names[0]
 
 
 def _quickest_allreduce(ranks: int, nbytes: int, place: str) -> str:
-    if nbytes <= TINY_BYTES:
-        return "gather-to-root" if ranks <= FEW_RANKS else "recursive-doubling"
+    wire = place == "tcp"
+    if nbytes <= (TINY_BYTES if wire else SMALL_BYTES):
+        by_pairs = ranks == 2 or (wire and ranks > FEW_RANKS)
+        return "recursive-doubling" if by_pairs else "gather-to-root"
+    if wire and nbytes >= ranks * RING_STEP_BYTES:
+        return "ring"
     # On a host that its ranks outnumber, each step is a change of process, and halving and doubling
     # has fewer: 64 MB between 4 ranks on 2 cores took 53 ms against the ring's 100. Where ranks are
-    # no power of two it moves more bytes than the ring, which the circulant graph does not. On a
-    # wire the ring's waves hide the steps, if these are long enough.
-    even = ranks.bit_count() == 1
-    steps_count = nbytes <= SMALL_BYTES or nbytes < ranks * RING_STEP_BYTES
-    if steps_count or place == "loopback":
-        return "halving-doubling" if even else "circulant"
-    return "ring"
+    # no power of two it moves more bytes than the ring, which the circulant graph does not.
+    return "halving-doubling" if ranks.bit_count() == 1 else "circulant"
 
 
 def _quickest_broadcast(ranks: int, nbytes: int, place: str) -> str:
     # On one host a byte costs the same whoever copies it, and a binomial tree copies the fewest.
     if nbytes <= SMALL_BYTES or ranks == 2 or place == "loopback":
         return "binomial"
-    if nbytes < LONG_BYTES:
-        return "scatter-allgather"
-    return "chain" if ranks <= MANY_RANKS else "double-tree"
+    return "chain" if ranks <= CHAIN_RANKS else "double-tree"
 
 
-def _ring_or_circulant(ranks: int, block: int, place: str) -> str:
+def _quickest_reduce(ranks: int, nbytes: int, place: str) -> str:
+    worth_filling = nbytes > TINY_BYTES and nbytes >= ranks * CHAIN_STEP_BYTES
+    return "chain" if place == "tcp" and ranks > 2 and worth_filling else "binomial"
+
+
+def _ring_or_circulant(block: int, place: str) -> str:
     """Both move as few bytes as can be; the ring in more steps, each to the same neighbour."""
-    fewer_steps = block < RING_STEP_BYTES or place == "loopback"
-    return "circulant" if fewer_steps and ranks > 2 else "ring"
+    return "ring" if place == "tcp" and block >= RING_STEP_BYTES else "circulant"
 
 
 def _quickest_shared(collective: Collective, nbytes: int, names: tuple[str, ...]) -> str:
