@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm is the quickest over links, by size and ranks, and is it what `choose` picks?
 
-    python -m benchmarks.thresholds                  2, 4 and 8 ranks on this host, without memory
-    python -m benchmarks.thresholds --place tcp      4 hosts at 1 Gbit/s; as root
+    python -m benchmarks.thresholds                  2 to 16 ranks on this host, by loopback links
+    python -m benchmarks.thresholds --place tcp      2 to 8 hosts at 1 Gbit/s; as root
 
 Every algorithm of a call takes turns with the others; times are medians of the rounds. One that
 takes several times as long as the quickest is left out after a few tries. The table names the
