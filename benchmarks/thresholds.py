@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm is the quickest over links, by size and ranks, and is it what `choose` picks?
 
-    python -m benchmarks.thresholds                  2, 4 and 8 ranks on this host, without memory
-    python -m benchmarks.thresholds --place tcp      4 hosts at 1 Gbit/s; as root
+    python -m benchmarks.thresholds                  2 to 16 ranks on this host, by loopback links
+    python -m benchmarks.thresholds --place tcp      2 to 8 hosts at 1 Gbit/s; as root
 
 Every algorithm of a call takes turns with the others; times are medians of the rounds. One that
 takes several times as long as the quickest is left out after a few tries. The table names the
@@ -175,11 +175,11 @@ def medians(job: Job, place: str, call: str, bytes: int, rounds: int) -> dict[st
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def sizes_of(call: str, place: str, ranks: int) -> Sequence[int]:
+def sizes_of(call: str, place: str, ranks: int, asked: Sequence[int]) -> Sequence[int]:
     if call == "barrier":
         return (0,)
-    largest = LARGEST.get((place, ranks), SIZES[-1])
-    return [size for size in SIZES if FLOAT_BYTES * ranks <= size <= largest]
+    largest = LARGEST.get((place, ranks), max(asked))
+    return [size for size in asked if FLOAT_BYTES * ranks <= size <= largest]
 
 
 def measure_all(options: argparse.Namespace) -> list[Found]:
@@ -189,7 +189,7 @@ def measure_all(options: argparse.Namespace) -> list[Found]:
             for call in options.calls:
                 cells = [
                     measure(job, options.place, call, size, options.rounds)
-                    for size in sizes_of(call, options.place, ranks)
+                    for size in sizes_of(call, options.place, ranks, options.sizes)
                 ]
                 print("\n".join(columns([HEADER, *(cell.row() for cell in cells)])), flush=True)
                 print(flush=True)
@@ -209,6 +209,7 @@ def main() -> int:
     parser.add_argument("--place", choices=list(RANKS), default="loopback")
     parser.add_argument("--ranks", type=int, nargs="+", help="of each job; of tcp, hosts")
     parser.add_argument("--calls", nargs="+", choices=CALLS, default=CALLS)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the results")
     options = parser.parse_args()

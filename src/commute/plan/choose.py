@@ -27,15 +27,15 @@ DIRECT, FETCH = "direct", "fetch"
 # of 2 cores: "loopback" with 2 to 16 ranks, "tcp" with 2 to 16 hosts (namespaces) at 1 Gbit/s.
 #
 # Up to so many bytes an allreduce is a matter of messages. On one host all of them cost the same
-# cores, and the two steps through one rank have the fewest: 16 KB between 8 ranks took 0.83 ms
-# against the 0.96 of recursive doubling, 64 KB 0.69 against the 0.80 of halving and doubling.
-# Between 2 ranks recursive doubling has one step only: 1 KB took 22 us against 26.
+# cores, and the two steps through one rank have the fewest: 1 KB between 8 ranks took 263 us
+# against the 287 of recursive doubling, 64 KB between 16 took 1.18 ms against the 1.46 of halving
+# and doubling. Between 2 ranks recursive doubling has one step only: 1 KB took 22 us against 26.
 SMALL_BYTES = 64 << 10
-# On a wire that one rank's link is soon full: 64 KB between 4 hosts took 0.77 ms by halving and
-# doubling, more than 1 through one rank. With more hosts recursive doubling is as quick for short
-# arrays (1 KB between 8: 0.50 ms against 0.54) and slower for none.
+# On a wire one rank's link is soon full, and bytes count earlier: up to so many in all and for each
+# rank the few steps of recursive doubling are the quickest. 8 KB between 4 hosts took 124 us, 186
+# through one rank, 191 by halving and doubling; 16 KB took that 194, and more than 250 the others.
 TINY_BYTES = 16 << 10
-FEW_RANKS = 4
+TINY_BLOCK_BYTES = 2 << 10
 # On a wire the ring's waves hide its steps, if these are long enough: an allgather between 8 hosts
 # took 3.4 ms on the circulant graph against the ring's 5.1 with blocks of 32 KB, 46 against 34 with
 # 512 KB; between 4 hosts 1.6 against 1.4 with 64 KB.
@@ -44,15 +44,16 @@ RING_STEP_BYTES = 64 << 10
 # 1 MB between 8 hosts took 12 ms, 16 by double trees, 23 by scatter and allgather, 27 by a binomial
 # tree. More ranks than these were not measured; there two trees are filled sooner than a chain.
 CHAIN_RANKS = 16
-# A reduction is as quick with as little as this for each rank: 64 KB between 16 hosts took 1.8 ms
-# against the 5.4 of a binomial tree. 16 KB was quicker by the tree between 2, 4, 8 and 16.
+# A reduction goes along it from 64 KB on, and with as much as this for each rank: between 16 hosts
+# 64 KB took 1.8 ms against the 5.4 of a binomial tree, between 4 0.65 against 2.4, 32 KB 0.33
+# against 0.19.
 CHAIN_STEP_BYTES = 4 << 10
 # With many ranks, the p-1 messages at the root of a scatter, or of an all-to-all, cost more than it
-# costs to carry blocks of so many bytes log2 p times: with 4 KB of 16 ranks an alltoall took
-# 1.2 ms against 1.5, a scatter 0.74 against 0.83; with 16 KB both were slower. Those of a gather
-# do not: 0.37 ms against 0.54.
+# costs to carry blocks of so many bytes log2 p times: an alltoall took 0.49 ms against 0.58 with
+# 8 KB of 8 ranks, 1.2 against 1.5 with 4 KB of 16; a scatter of these 0.74 against 0.83. With 16 KB
+# neither was quicker. Those of a gather do not: 4 KB of 16 ranks took 0.37 ms against 0.54.
 MANY_RANKS = 8
-SHORT_BLOCK_BYTES = 4 << 10
+SHORT_BLOCK_BYTES = 8 << 10
 # A message is one chunk; this size keeps a link busy while its neighbour chunk is being reduced.
 CHUNK_BYTES = 256 << 10
 # SCRATCH of a plan is at most so large; plans with many blocks of it have smaller tiles.
@@ -182,11 +183,13 @@ def _quickest(
 
 
 def _quickest_allreduce(ranks: int, nbytes: int, place: str) -> str:
-    wire = place == "tcp"
-    if nbytes <= (TINY_BYTES if wire else SMALL_BYTES):
-        by_pairs = ranks == 2 or (wire and ranks > FEW_RANKS)
-        return "recursive-doubling" if by_pairs else "gather-to-root"
-    if wire and nbytes >= ranks * RING_STEP_BYTES:
+    if ranks == 2 and nbytes <= SMALL_BYTES:
+        return "recursive-doubling"
+    if place == "loopback" and nbytes <= SMALL_BYTES:
+        return "gather-to-root"
+    if nbytes <= min(TINY_BYTES, ranks * TINY_BLOCK_BYTES):
+        return "recursive-doubling"
+    if place == "tcp" and nbytes >= ranks * RING_STEP_BYTES:
         return "ring"
     # On a host that its ranks outnumber, each step is a change of process, and halving and doubling
     # has fewer: 64 MB between 4 ranks on 2 cores took 53 ms against the ring's 100. Where ranks are
@@ -202,7 +205,7 @@ def _quickest_broadcast(ranks: int, nbytes: int, place: str) -> str:
 
 
 def _quickest_reduce(ranks: int, nbytes: int, place: str) -> str:
-    worth_filling = nbytes > TINY_BYTES and nbytes >= ranks * CHAIN_STEP_BYTES
+    worth_filling = nbytes >= max(SMALL_BYTES, ranks * CHAIN_STEP_BYTES)
     return "chain" if place == "tcp" and ranks > 2 and worth_filling else "binomial"
 
 
