@@ -71,7 +71,8 @@ GATHERED_TILE_BYTES = {2: 2 << 20}
 # Of a direct plan a tile only bounds how long a rank works without looking up.
 DIRECT_TILE_BYTES = 64 << 20
 # From here on blocks are fetched where that can be: a system call for each costs more than copying
-# a little twice.
+# a little twice. An alltoall of 64 KB took 79 us against 69 between 4 ranks, 256 KB 132 against 143
+# and 34 against 42 between 2, 1 MB 114 against 150.
 FETCHED_BYTES = 128 << 10
 # What fits the lines of the kernels (core/outbox.h); up to there they are the quickest.
 LINE_BYTES = 16 << 10
