@@ -7,7 +7,7 @@
 Every algorithm of a call takes turns with the others; times are medians of the rounds. One that
 takes several times as long as the quickest is left out after a few tries. The table names the
 quickest, what `commute.plan.choose` picks, how many times as long that takes, and which share of
-the CPU others had: above 4% a row is measured again, at most four times. A size is that of the
+the CPU others had: above 4% a row is measured again, three times at most. A size is that of the
 whole array, as in workers/calls.py, a block one rank's part of it.
 """
 
@@ -38,13 +38,8 @@ CALLS = (
 )
 SIZES = (64, 1 * KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, 1 * MB, 4 * MB, 16 * MB)
 RANKS = {"loopback": (2, 4, 8, 16), "tcp": (2, 4, 8)}
-# So many bytes of each rank are enough to see what happens beyond.
-LARGEST = {
-    ("loopback", 8): 4 * MB,
-    ("loopback", 16): 1 * MB,
-    ("tcp", 4): 4 * MB,
-    ("tcp", 8): 4 * MB,
-}
+# More takes long, and shows nothing new.
+LARGEST = {"tcp": {2: 4 * MB, 4: 4 * MB, 8: 4 * MB}, "loopback": {8: 4 * MB, 16: 1 * MB}}
 FLOAT_BYTES = 4
 ROUNDS = 7
 TURN_SECONDS = 0.005
@@ -52,7 +47,7 @@ TRIES = 3
 STEPS_MAX = 32
 # A cell is measured in half a second, in which 2% would be two ticks of /proc.
 NOISE_MAX = 0.04
-ATTEMPTS = 4
+ATTEMPTS = 3
 HOPELESS = 3.0  # times the quickest
 WORST = 12
 RENDEZVOUS_PORT = 29400
@@ -178,7 +173,7 @@ def medians(job: Job, place: str, call: str, bytes: int, rounds: int) -> dict[st
 def sizes_of(call: str, place: str, ranks: int, asked: Sequence[int]) -> Sequence[int]:
     if call == "barrier":
         return (0,)
-    largest = LARGEST.get((place, ranks), max(asked))
+    largest = LARGEST[place].get(ranks, max(asked))
     return [size for size in asked if FLOAT_BYTES * ranks <= size <= largest]
 
 
@@ -223,6 +218,9 @@ def main() -> int:
     except BenchError as error:
         print(f"\nbenchmark thresholds: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nbenchmark thresholds: interrupted", file=sys.stderr)
+        return 130
     worst = sorted(found, key=lambda cell: cell.ratio, reverse=True)[:WORST]
     print("the worst picks:")
     print("\n".join(columns([HEADER, *(cell.row() for cell in worst)])))

@@ -33,15 +33,15 @@ DIRECT, FETCH = "direct", "fetch"
 SMALL_BYTES = 64 << 10
 # On a wire one rank's link is soon full, and bytes count earlier: up to so many in all and for each
 # rank the few steps of recursive doubling are the quickest. 8 KB between 4 hosts took 124 us, 186
-# through one rank, 191 by halving and doubling; 16 KB took that 194, and more than 250 the others.
+# through one rank, 191 by halving and doubling; 16 KB took more than 250, 402 and 194.
 TINY_BYTES = 16 << 10
 TINY_BLOCK_BYTES = 2 << 10
-# On a wire the ring's waves hide its steps, if these are long enough: an allgather between 8 hosts
-# took 3.4 ms on the circulant graph against the ring's 5.1 with blocks of 32 KB, 46 against 34 with
-# 512 KB; between 4 hosts 1.6 against 1.4 with 64 KB.
+# On a wire the ring's waves hide its steps, if these are long enough: with blocks of 8 KB an
+# allgather between 8 hosts took 0.59 ms on the circulant graph against the ring's 1.13, with 32 KB
+# 1.87 against 1.91, with 128 KB 12.6 against 7.9; between 4 hosts both took 1.32 with 64 KB.
 RING_STEP_BYTES = 64 << 10
 # Where bytes count a chain, in parts, is the quickest of all broadcasts and reductions on a wire:
-# 1 MB between 8 hosts took 12 ms, 16 by double trees, 23 by scatter and allgather, 27 by a binomial
+# 1 MB between 8 hosts took 10 ms, 15 by double trees, 22 by scatter and allgather, 27 by a binomial
 # tree. More ranks than these were not measured; there two trees are filled sooner than a chain.
 CHAIN_RANKS = 16
 # A reduction goes along it from 64 KB on, and with as much as this for each rank: between 16 hosts
