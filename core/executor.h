@@ -158,6 +158,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::byte* place_of(int rank) const;
   void enter_to_fetch();
   void fetch(int peer);
+  void fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes);
   int fetch_waits_for() const;
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;

@@ -26,6 +26,10 @@ namespace {
 
 // Without looking up. A rank that asks for a great deal lets its thread see to other things too.
 constexpr size_t kAtOnceBytes = 64 << 20;
+// An alltoall of large arrays, which are stored past the caches, goes by way of so much that stays
+// in them: the kernel would first read what it is about to overwrite (16 MB between 2 ranks: 1.76
+// to 1.60 ms). A scatter, where each rank stores one block, does not gain (0.80 to 1.15 ms).
+constexpr size_t kWayBytes = 256 << 10;
 
 }  // namespace
 
@@ -87,13 +91,26 @@ void Executor::fetch(int peer) {
   std::memcpy(&theirs, links_.outboxes->payload(peer, links_.outbox_uses, sizeof theirs),
               sizeof theirs);
   try {
-    links_.outboxes->fetch(peer, theirs + size_t(plan_.rank) * bytes + fetched_,
-                           place_of(peer) + fetched_, step);
+    fetch_step(peer, theirs + size_t(plan_.rank) * bytes + fetched_, place_of(peer) + fetched_,
+               step);
   } catch (const std::system_error& error) {
     raise(FailureCode::kPeerLost, peer,
           std::string("its memory cannot be read any more: ") + error.what());
   }
   fetched_ += step;
+}
+
+void Executor::fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes) {
+  const size_t all = size_t(plan_.ranks) * operation_->call.count * item_bytes_;
+  if (plan_.collective != Collective::kAlltoall || all < kStreamedBytes)
+    return links_.outboxes->fetch(peer, from, to, bytes);
+  scratch_.resize(kWayBytes);
+  for (size_t at = 0; at < bytes; at += kWayBytes) {
+    const size_t some = std::min(kWayBytes, bytes - at);
+    links_.outboxes->fetch(peer, from + at, scratch_.data(), some);
+    copy_past_caches(to + at, nullptr, scratch_.data(), some);
+  }
+  end_of_streaming();
 }
 
 int Executor::fetch_waits_for() const {

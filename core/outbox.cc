@@ -93,6 +93,7 @@ bool Outboxes::can_fetch() const {
 }
 
 void Outboxes::fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) const {
+  if (bytes == 0) return;
   const auto pid = static_cast<pid_t>(head(peer).pid);
   if (pid == ::getpid() && head(peer).process == this_process()) {  // a thread of this process
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
