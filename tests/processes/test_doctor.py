@@ -11,7 +11,10 @@ import pytest
 
 @pytest.mark.parametrize(
     ("setting", "link", "algorithm"),
-    [("1", "shared memory: the ranks", "line"), ("0", "TCP .* COMMUTE_SHARED_MEMORY=0", "gather")],
+    [
+        ("1", "shared memory: the ranks", "line"),
+        ("0", "TCP .* COMMUTE_SHARED_MEMORY=0", "recursive"),
+    ],
 )
 def test_what_was_chosen(job, setting, link, algorithm):
     """Link, waiting, kernels and algorithms of a real pair of ranks, with figures."""
