@@ -93,7 +93,7 @@ def everything(world):
 
 def fetched(world):
     """Blocks read in the memory of other processes, where the host allows it."""
-    if not world._wiring.fetches:
+    if world._wiring.place != "memory" or not world._wiring.fetches:
         return
     for number, (dtype, length) in enumerate(itertools.product(DTYPES, (0, 1, 20_011, 300_007))):
         parts = [part(dtype, length, rank, 40_000 + number) for rank in range(world.size)]
