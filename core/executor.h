@@ -154,6 +154,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool hear(int peer);
   Progress advance_fetch();
   bool is_read() const;
+  int peers_to_hear() const;
   int peer_to_hear(int number) const;
   std::byte* place_of(int rank) const;
   void enter_to_fetch();

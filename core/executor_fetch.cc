@@ -37,6 +37,10 @@ bool Executor::is_read() const {
   return plan_.collective == Collective::kAlltoall || plan_.rank == plan_.root;
 }
 
+int Executor::peers_to_hear() const {
+  return is_read() ? plan_.ranks - 1 : 1;
+}
+
 // The peers in the order in which they are heard: from the next rank on, so that not all read the
 // same one at once.
 int Executor::peer_to_hear(int number) const {
@@ -68,7 +72,7 @@ Executor::Progress Executor::advance_fetch() {
     enter_to_fetch();
   }
   const size_t bytes = operation_->call.count * item_bytes_;
-  const int peers = is_read() ? plan_.ranks - 1 : 1;
+  const int peers = peers_to_hear();
   const bool reads = plan_.collective == Collective::kAlltoall || !is_read();
   for (; heard_ < peers; ++heard_, fetched_ = 0) {
     const int peer = peer_to_hear(heard_);
@@ -114,8 +118,7 @@ void Executor::fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes)
 }
 
 int Executor::fetch_waits_for() const {
-  const int peers = is_read() ? plan_.ranks - 1 : 1;
-  return heard_ < peers ? peer_to_hear(heard_) : unfinished(links_.outbox_uses);
+  return heard_ < peers_to_hear() ? peer_to_hear(heard_) : unfinished(links_.outbox_uses);
 }
 
 }  // namespace commute
