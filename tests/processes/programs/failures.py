@@ -71,36 +71,29 @@ def lost():
     say(me=world.rank, closed_after=time.monotonic() - begun)
 
 
-def lost_in_place():
-    """Rank 2 is killed by the test while all reduce arrays that they all reach."""
+def lost_during():
+    """Rank 2 is killed by the test in the middle of a call that moves much."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     world = commute.init()
-    x = world.empty(LARGE)
+    counts = [LARGE // 20] * world.size
+    known = counts if world.rank == 0 else None  # of the rows that come
+    x = world.empty((world.size, LARGE // 20))
     x[:] = 1
+    calls = {
+        "reductions_in_place": lambda: world.allreduce(x, "max"),
+        "rows": lambda: world.alltoall_v(x.reshape(-1), counts, known),
+        "blocks": lambda: world.alltoall(x),
+    }
+    call = calls[sys.argv[2]]
+    call()
     print(f"ready {world.rank} {os.getpid()}", flush=True)
     try:
         while True:
-            world.allreduce(x, "max")
+            call()
     except commute.CommuteError as error:
         report(world, error)
     world.close()
     say(me=world.rank, left=float(x.min()))  # the array is there, whatever it holds
-
-
-def lost_exchanging():
-    """Rank 2 is killed by the test while all exchange rows; rank 0 knows how many come."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    world = commute.init()
-    counts = [LARGE // 20] * world.size
-    x = np.ones(sum(counts))
-    world.alltoall_v(x, counts)
-    print(f"ready {world.rank} {os.getpid()}", flush=True)
-    try:
-        while True:
-            world.alltoall_v(x, counts, counts if world.rank == 0 else None)
-    except commute.CommuteError as error:
-        report(world, error)
-    world.close()
 
 
 def cut():
