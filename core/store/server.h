@@ -13,6 +13,7 @@
 // has many messages under way (it floods, or moves a large array) can keep this thread busy without
 // end, and itself, and on a host short of cores those who wait for one answer at a time would miss
 // both. There it gives way while such are around: it has a fortieth of the thread's time. One that
+// waits for the last of many is not such a one: two of them would hold each other back. One that
 // does not read holds at most what the shard lets it owe (shard.h).
 #pragma once
 
