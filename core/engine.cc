@@ -305,6 +305,7 @@ void Engine::drain() {
     recorder_.end(operation->record, *operation, Operation::State::kFailed, now);
     operation->fail(failure_);
   };
+  if (running_ && links_.outboxes) links_.outboxes->give_up();
   if (running_) give_up(running_);
   running_.reset();
   for (const auto& operation : queue_) give_up(operation);

@@ -45,6 +45,7 @@ Executor::Executor(Plan plan, size_t tile_bytes, Links& links)
   scratch_.resize(plan_.blocks[static_cast<int>(Space::kScratch)] * tile_bytes_);
   sources_.resize(size_t(plan_.ranks));
   targets_.resize(size_t(plan_.ranks));
+  to_hear_.reserve(size_t(plan_.ranks));
   if (!plan_.uses_outbox()) return;
   if (!links_.outboxes)
     throw std::invalid_argument("plan '" + plan_.algorithm + "' needs shared memory");

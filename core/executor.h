@@ -154,13 +154,20 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool hear(int peer);
   Progress advance_fetch();
   bool is_read() const;
-  int peers_to_hear() const;
-  int peer_to_hear(int number) const;
+  void list_whom_to_hear();
+  bool hear_any();
   std::byte* place_of(int rank) const;
   void enter_to_fetch();
   void fetch(int peer);
   void fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes);
-  int fetch_waits_for() const;
+  void fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes);
+  std::byte* way_through_caches();
+  size_t fetch_payload_bytes() const;
+  std::byte* fetch_payload(int rank) const;
+  std::atomic_ref<std::byte> block_fetched(int of, int by) const;
+  void tell_fetched(int peer);
+  int yet_to_fetch() const;
+  void wait_to_fetch(std::set<int>& found) const;
 
   bool expected(const FrameHeader& header, int peer, size_t bytes) const;
   [[noreturn]] void explain(const FrameHeader& header, int peer) const;
@@ -191,9 +198,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
   size_t item_bytes_ = 1;
   size_t tile_elements_ = 1;
   uint64_t tiles_ = 0;
-  bool entered_ = false;  // the call stands in the outbox
-  int heard_ = 0;         // ranks below this have been heard of, for a kernel
-  size_t fetched_ = 0;    // bytes, of the next one's block
+  bool entered_ = false;      // the call stands in the outbox
+  int heard_ = 0;             // ranks below this have been heard of, for a kernel with lines
+  std::vector<int> to_hear_;  // of whom there is a block to fetch, or a line to see
+  size_t fetched_ = 0;        // bytes, of the first one's block
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;  // null: the caller's own
   uint64_t messages_ = 0;

@@ -5,31 +5,52 @@
 //
 //   entered    the line says what was called, and where this rank's array is; the own block is
 //              copied
-//   fetching   of each peer in turn, once its line is there; the root of a scatter only looks that
-//              all called the same
-//   told       all is fetched; an array that others read stays as it is until all have told
+//   fetching   of each peer whose line is there, which is told when its block is fetched; the root
+//              of a scatter only looks that all called the same
+//   fetched    waits until all have fetched what they need of this rank's array
 //
-// Invariant: whoever has seen a rank's line may read its array until it has told that it is done,
-// and the rank waits for that. A peer that gives up in between never tells, so what was read of
+// Invariant: whoever has seen a rank's line may read its array until it has told that it has, and
+// the rank waits for that. A rank that fails in between lets go of its array, but says so before
+// (Outboxes::gave_up), and one that dies is not there any more (Outboxes::fetch): what was read of
 // memory that is somebody else's by then is never a result.
+//
+// A line's payload is the array's address, then a byte for each rank: whether its block is fetched.
+// A rank writes its own line only, and looks at a peer's bytes only once it has seen that line, so
+// never at those of the use before the last; it has finished with them when it ends its use, which
+// the peer waits for before it clears them for the use after the next.
 //
 // It stands for a plan that is proved, shown and compared with, as the other kernels do.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 
 #include "copy.h"
 #include "executor.h"
+#include "trial.h"
 
 namespace commute {
 namespace {
 
 // Without looking up. A rank that asks for a great deal lets its thread see to other things too.
 constexpr size_t kAtOnceBytes = 64 << 20;
-// An alltoall of large arrays, which are stored past the caches, goes by way of so much that stays
-// in them: the kernel would first read what it is about to overwrite (16 MB between 2 ranks: 1.76
-// to 1.60 ms). A scatter, where each rank stores one block, does not gain (0.80 to 1.15 ms).
-constexpr size_t kWayBytes = 256 << 10;
+// An alltoall of large arrays may go by way of so much that stays in the caches, and be stored past
+// them: the system would first read what it is about to overwrite. Whether that pays for copying
+// twice is up to the processor. 16 MB took, straight and by the way,
+//   Intel Xeon   2 ranks   1.76   1.60 ms
+//   AMD EPYC     2 ranks   2.05   2.2 ms
+//                4 ranks   4.8    5.4 ms
+// so each process tries both. A scatter, where each rank stores one block, does not gain (0.80 to
+// 1.15 ms). Blocks smaller than the way are no sample: what a system call costs would blur it.
+constexpr size_t kWayBytes = 512 << 10;
+constexpr size_t kPageBytes = 4096;  // of memory that starts on one, the kernel maps one fewer
+
+constexpr auto kStraight = Trial::kFirst;
+
+Trial& trial() {
+  static Trial of_this_process;
+  return of_this_process;
+}
 
 }  // namespace
 
@@ -37,21 +58,30 @@ bool Executor::is_read() const {
   return plan_.collective == Collective::kAlltoall || plan_.rank == plan_.root;
 }
 
-int Executor::peers_to_hear() const {
-  return is_read() ? plan_.ranks - 1 : 1;
+// From the next rank on, so that not all read the same one at once.
+void Executor::list_whom_to_hear() {
+  to_hear_.clear();
+  if (!is_read()) to_hear_.push_back(plan_.root);
+  for (int step = 1; is_read() && step < plan_.ranks; ++step)
+    to_hear_.push_back((plan_.rank + step) % plan_.ranks);
 }
 
-// The peers in the order in which they are heard: from the next rank on, so that not all read the
-// same one at once.
-int Executor::peer_to_hear(int number) const {
-  return is_read() ? (plan_.rank + 1 + number) % plan_.ranks : plan_.root;
+// Brings a peer that has called to the front. Where ranks outnumber cores some come late: waiting
+// for a certain one would let the processor sleep beside work that is there.
+bool Executor::hear_any() {
+  const auto there = std::find_if(to_hear_.begin(), to_hear_.end(), [&](int p) { return hear(p); });
+  if (there == to_hear_.end()) return false;
+  std::rotate(to_hear_.begin(), there, there + 1);
+  return true;
 }
 
 void Executor::enter_to_fetch() {
   const auto at = reinterpret_cast<uintptr_t>(operation_->in);
-  std::memcpy(links_.outboxes->payload(plan_.rank, links_.outbox_uses, sizeof at), &at, sizeof at);
+  std::byte* const mine = fetch_payload(plan_.rank);
+  std::memset(mine, 0, fetch_payload_bytes());
+  std::memcpy(mine, &at, sizeof at);
   enter();
-  heard_ = 0;
+  list_whom_to_hear();
   fetched_ = 0;
   const size_t bytes = operation_->call.count * item_bytes_;
   if (bytes == 0 || !is_read()) return;
@@ -72,28 +102,24 @@ Executor::Progress Executor::advance_fetch() {
     enter_to_fetch();
   }
   const size_t bytes = operation_->call.count * item_bytes_;
-  const int peers = peers_to_hear();
   const bool reads = plan_.collective == Collective::kAlltoall || !is_read();
-  for (; heard_ < peers; ++heard_, fetched_ = 0) {
-    const int peer = peer_to_hear(heard_);
-    if (fetched_ == 0 && !hear(peer)) return Progress::kBlocked;
+  for (; !to_hear_.empty(); to_hear_.erase(to_hear_.begin()), fetched_ = 0) {
+    if (fetched_ == 0 && !hear_any()) return Progress::kBlocked;
     if (!reads) continue;
-    fetch(peer);
+    fetch(to_hear_.front());
     if (fetched_ < bytes) return Progress::kMoved;
+    tell_fetched(to_hear_.front());
   }
-  if (heard_ == peers) {
-    ++heard_;
-    end_use();
-  }
-  return !is_read() || unfinished(links_.outbox_uses) < 0 ? Progress::kDone : Progress::kBlocked;
+  if (yet_to_fetch() >= 0) return Progress::kBlocked;
+  end_use();
+  return Progress::kDone;
 }
 
 void Executor::fetch(int peer) {
   const size_t bytes = operation_->call.count * item_bytes_;
   const size_t step = std::min(bytes - fetched_, kAtOnceBytes);
   uintptr_t theirs;
-  std::memcpy(&theirs, links_.outboxes->payload(peer, links_.outbox_uses, sizeof theirs),
-              sizeof theirs);
+  std::memcpy(&theirs, fetch_payload(peer), sizeof theirs);
   try {
     fetch_step(peer, theirs + size_t(plan_.rank) * bytes + fetched_, place_of(peer) + fetched_,
                step);
@@ -101,6 +127,7 @@ void Executor::fetch(int peer) {
     raise(FailureCode::kPeerLost, peer,
           std::string("its memory cannot be read any more: ") + error.what());
   }
+  if (links_.outboxes->gave_up(peer)) raise(FailureCode::kPeerLost, peer, "it gave this call up");
   fetched_ += step;
 }
 
@@ -108,17 +135,66 @@ void Executor::fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes)
   const size_t all = size_t(plan_.ranks) * operation_->call.count * item_bytes_;
   if (plan_.collective != Collective::kAlltoall || all < kStreamedBytes)
     return links_.outboxes->fetch(peer, from, to, bytes);
-  scratch_.resize(kWayBytes);
+  const Trial::Form form = trial().next();
+  const auto begun = Clock::now();
+  if (form == kStraight)
+    links_.outboxes->fetch(peer, from, to, bytes);
+  else
+    fetch_by_way(peer, from, to, bytes);
+  const std::chrono::duration<double> took = Clock::now() - begun;
+  if (bytes >= kWayBytes) trial().note(form, took.count() / double(bytes));
+}
+
+void Executor::fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes) {
+  std::byte* const way = way_through_caches();
   for (size_t at = 0; at < bytes; at += kWayBytes) {
     const size_t some = std::min(kWayBytes, bytes - at);
-    links_.outboxes->fetch(peer, from + at, scratch_.data(), some);
-    copy_past_caches(to + at, nullptr, scratch_.data(), some);
+    links_.outboxes->fetch(peer, from + at, way, some);
+    copy_past_caches(to + at, nullptr, way, some);
   }
   end_of_streaming();
 }
 
-int Executor::fetch_waits_for() const {
-  return heard_ < peers_to_hear() ? peer_to_hear(heard_) : unfinished(links_.outbox_uses);
+std::byte* Executor::way_through_caches() {
+  scratch_.resize(kWayBytes + kPageBytes);
+  return scratch_.data() + -reinterpret_cast<uintptr_t>(scratch_.data()) % kPageBytes;
+}
+
+size_t Executor::fetch_payload_bytes() const {
+  return sizeof(uintptr_t) + size_t(plan_.ranks);
+}
+
+std::byte* Executor::fetch_payload(int rank) const {
+  return links_.outboxes->payload(rank, links_.outbox_uses, fetch_payload_bytes());
+}
+
+// Whether the block of the array of `of` that is for `by` is fetched.
+std::atomic_ref<std::byte> Executor::block_fetched(int of, int by) const {
+  return std::atomic_ref(fetch_payload(by)[sizeof(uintptr_t) + size_t(of)]);
+}
+
+void Executor::tell_fetched(int peer) {
+  block_fetched(peer, plan_.rank).store(std::byte{1}, std::memory_order_seq_cst);
+  links_.outboxes->ring(peer);
+}
+
+// A rank that has yet to fetch its block of this rank's array, or -1.
+int Executor::yet_to_fetch() const {
+  for (int peer = 0; is_read() && peer < plan_.ranks; ++peer) {
+    // Looked at first: what a peer told before it left is seen below.
+    const bool left = links_.left[size_t(peer)].load(std::memory_order_seq_cst);
+    if (peer == plan_.rank || block_fetched(plan_.rank, peer).load() != std::byte{0}) continue;
+    if (left) raise(FailureCode::kPeerLost, peer, links_.goodbye());
+    return peer;
+  }
+  return -1;
+}
+
+void Executor::wait_to_fetch(std::set<int>& found) const {
+  for (const int peer : to_hear_)
+    if (!links_.outboxes->published(peer, links_.outbox_uses, operation_->sequence))
+      found.insert(peer);
+  if (to_hear_.empty()) found.insert(yet_to_fetch());
 }
 
 }  // namespace commute

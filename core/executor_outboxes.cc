@@ -193,7 +193,7 @@ void Executor::wait_in_memory(std::set<int>& found) const {
   if (!entered_) {
     found.insert(unfinished(links_.outbox_uses - std::min<uint64_t>(links_.outbox_uses, 2)));
   } else if (fetches_) {
-    found.insert(fetch_waits_for());
+    wait_to_fetch(found);
   } else if (line_) {
     for (int peer = heard_; peer < plan_.ranks; ++peer)
       if (waits_for(peer) &&

@@ -92,22 +92,30 @@ bool Outboxes::can_fetch() const {
   return true;
 }
 
+// The number of the process is read last, in the same system call: where that process has ended,
+// or has become another program, its pid may stand for something else.
 void Outboxes::fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) const {
   if (bytes == 0) return;
-  const auto pid = static_cast<pid_t>(head(peer).pid);
-  if (pid == ::getpid() && head(peer).process == this_process()) {  // a thread of this process
+  const Head& theirs = head(peer);
+  const auto pid = static_cast<pid_t>(theirs.pid);
+  if (pid == ::getpid() && theirs.process == this_process()) {  // a thread of this process
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     return;
   }
+  const uintptr_t number_at = theirs.at + offsetof(Head, process);
+  uint64_t number = ~theirs.process;
   while (bytes > 0) {
-    const iovec local{to, bytes};
-    const iovec remote{reinterpret_cast<void*>(from), bytes};
-    const ssize_t got = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    const iovec local[] = {{to, bytes}, {&number, sizeof number}};
+    const iovec remote[] = {{reinterpret_cast<void*>(from), bytes},
+                            {reinterpret_cast<void*>(number_at), sizeof number}};
+    const ssize_t got = ::process_vm_readv(pid, local, 2, remote, 2, 0);
     if (got <= 0) throw std::system_error(got < 0 ? errno : EFAULT, std::generic_category());
-    to += got;
-    from += size_t(got);
-    bytes -= size_t(got);
+    const size_t some = std::min(bytes, size_t(got));
+    to += some;
+    from += some;
+    bytes -= some;
   }
+  if (number != theirs.process) throw std::system_error(ESRCH, std::generic_category());
 }
 
 Doorbell Outboxes::doorbell(int peer) {
@@ -120,8 +128,7 @@ void Outboxes::signal(uint32_t signal) {
 }
 
 void Outboxes::ring_others() {
-  for (int peer = 0; peer < ranks_; ++peer)
-    if (event_fds_[size_t(peer)] >= 0) ring(head(peer).sleeping, event_fds_[size_t(peer)]);
+  for (int peer = 0; peer < ranks_; ++peer) ring(peer);
 }
 
 void Outboxes::publish(uint64_t use, uint64_t operation, uint64_t history, const Call& call,

@@ -3,13 +3,13 @@
 // other. Between the processes of a host, and in tests between the threads of one process.
 //
 //   segment = head | slot 0 | slot 1 | room for arrays (arena.h)
-//   head    = identity | doorbell flag | core | signals[kSignals] | line 0 | line 1    apart from
-//   each other line    = operation | history | call | payload
+//   head    = identity | doorbell flag | core | gave up | signals[kSignals] | line 0 | line 1
+//   line    = operation | history | call | payload
 //
-// A rank writes its own segment. Others write into it only what a plan stores back where it has
-// read, in an order that the verifier has proved, and the doorbell's flag, which the ringer clears.
-// `signal` publishes what was written before it; whoever has seen a count through `signalled` sees
-// those writes. Counters only grow.
+// What is in a head lies apart, in cache lines of its own. A rank writes its own segment. Others
+// write into it only what a plan stores back where it has read, in an order that the verifier has
+// proved, and the doorbell's flag, which the ringer clears. `signal` publishes what was written
+// before it; whoever has seen a count through `signalled` sees those writes. Counters only grow.
 //
 // A line says what a rank called: before it signals anything in the k-th operation that uses
 // outboxes, line k % 2 holds that operation. Two are enough: a rank begins its k-th use when all
@@ -83,9 +83,23 @@ class Outboxes {
   // Whether the memory of the processes of all peers that are attached can be read. A kernel, or a
   // container, may forbid it.
   bool can_fetch() const;
-  // From where something lies in the process of a peer. Raises std::system_error.
+  // From where something lies in the process of a peer. Raises std::system_error, also when the
+  // process is not that peer's any more.
   void fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) const;
 
+  // Says that this rank ends what it has called without a result, before it lets go of its arrays;
+  // for good, as its group has failed. Asked after an array was read. Both sides read and write, so
+  // that one comes first: either the reader is told, or it has read what was still the array. A
+  // mere load might be done before the reads that precede it.
+  void give_up() { head(rank_).gave_up.exchange(1, std::memory_order_acq_rel); }
+  bool gave_up(int rank) const {
+    return head(rank).gave_up.fetch_add(0, std::memory_order_acq_rel) != 0;
+  }
+
+  // Wakes a peer if it sleeps; after what it waits for was published in another way than below.
+  void ring(int peer) const {
+    if (event_fds_[size_t(peer)] >= 0) commute::ring(head(peer).sleeping, event_fds_[size_t(peer)]);
+  }
   void signal(uint32_t signal);
   uint64_t signalled(int rank, uint32_t signal) const {
     return head(rank).signals[signal].count.load(std::memory_order_seq_cst);
@@ -129,6 +143,7 @@ class Outboxes {
     uint64_t at;       // of this head, in that process
     alignas(64) std::atomic<uint32_t> sleeping;
     alignas(64) std::atomic<int32_t> core;  // plus one; 0: not said
+    alignas(64) std::atomic<uint32_t> gave_up;
     Counter signals[kSignals];
     Line lines[2];
   };

@@ -202,6 +202,15 @@ inline Plan plan_of(int rank, int ranks, const Shape& shape, const Lanes& lanes)
   return plan;
 }
 
+// The kernel that reads the peers' own arrays; its plan only says what it stands for.
+inline Plan fetch_of(int rank, int ranks, Collective collective, int root = 0) {
+  const auto blocks = static_cast<uint32_t>(ranks);
+  const uint32_t out = collective == Collective::kAlltoall ? blocks : 1;
+  Plan plan = plan_of(rank, ranks, {collective, 1, blocks, out, 0, blocks, root}, {{}});
+  plan.algorithm = "fetch";
+  return plan;
+}
+
 // --- calls ---
 
 inline std::shared_ptr<Operation> call_of(const std::shared_ptr<Executor>& executor, const void* in,

@@ -358,14 +358,6 @@ TEST(outboxes_over_many_calls_of_different_plans_and_tile_counts) {
   });
 }
 
-// The kernel that reads the peers' own arrays; its plan only says what it stands for.
-Plan fetch(int rank, uint32_t ranks, Collective collective, int root = 0) {
-  const uint32_t out = collective == Collective::kAlltoall ? ranks : 1;
-  Plan plan = plan_of(rank, int(ranks), {collective, 1, ranks, out, 0, ranks, root}, {{}});
-  plan.algorithm = "fetch";
-  return plan;
-}
-
 // What one rank has for another.
 Array block(int from, int to, size_t count) {
   Array array(count);
@@ -377,8 +369,8 @@ TEST(blocks_are_fetched_beside_plans_with_outboxes) {
   Ranks ranks(3, kLinkKinds[1]);
   ranks.run([&](int rank, Engine& engine) {
     const auto sums = engine.bind(two_shot(rank, 3), 1024);
-    const auto blocks = engine.bind(fetch(rank, 3, Collective::kAlltoall), kTile);
-    const auto parts = engine.bind(fetch(rank, 3, Collective::kScatter, 1), kTile);
+    const auto blocks = engine.bind(fetch_of(rank, 3, Collective::kAlltoall), kTile);
+    const auto parts = engine.bind(fetch_of(rank, 3, Collective::kScatter, 1), kTile);
     for (int round = 0; round < 20; ++round)
       for (const size_t count : kLengths) {
         Array in, out(3 * count), wanted;
