@@ -117,27 +117,33 @@ void bind_client_rows(nb::class_<Client>& client) {
       .def(
           "push_rows",
           [order](Client& self, uint32_t table, const nb::bytes& keys, const nb::bytes& rows,
-                  uintptr_t out, bool piece, bool remember) {
+                  uintptr_t out, bool piece, int remember) {
             const auto* given = static_cast<const std::byte*>(rows.data());
             return self.push_rows(
-                table, {order(self, keys), given, into(out), piece, remember, true}, [] {});
+                table,
+                {order(self, keys), given, into(out), piece, Client::Remember(remember), true},
+                [] {});
           },
           nb::arg("table"), nb::arg("keys"), nb::arg("rows"), nb::arg("out"), nb::arg("piece"),
           nb::arg("remember"))
       .def(
           "pull_rows",
           [order](Client& self, uint32_t table, const nb::bytes& keys, uintptr_t out,
-                  bool remember) {
+                  int remember) {
             return self.pull_rows(
-                table, {order(self, keys), nullptr, into(out), false, remember, true}, [] {});
+                table,
+                {order(self, keys), nullptr, into(out), false, Client::Remember(remember), true},
+                [] {});
           },
           nb::arg("table"), nb::arg("keys"), nb::arg("out"), nb::arg("remember"))
       .def(
           "drop_rows",
           [order](Client& self, uint32_t table, const nb::bytes& keys) {
-            return self.drop_rows(table, {order(self, keys), nullptr, nullptr, false, false, true});
+            return self.drop_rows(
+                table, {order(self, keys), nullptr, nullptr, false, Client::Remember::kNo, true});
           },
-          nb::arg("table"), nb::arg("keys"));
+          nb::arg("table"), nb::arg("keys"))
+      .def("reserve", &Client::reserve, nb::arg("table"), nb::arg("rows"));
 }
 
 void bind_client_machine(nb::module_& module) {

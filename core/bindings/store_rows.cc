@@ -82,7 +82,7 @@ bool makes_nan(TableSpec spec, const KeyOrder& order, const std::byte* given) {
 
 uint64_t push_rows(Endpoint& self, uint32_t table, const Keys& keys,
                    const std::vector<uintptr_t>& given, uintptr_t scale, uintptr_t out, bool piece,
-                   bool remember, bool asked, bool reject_nan, double seconds, Kept kept,
+                   int remember, bool asked, bool reject_nan, double seconds, Kept kept,
                    nb::object arrays) {
   return run(self, seconds, kept, arrays, [&] {
     const TableSpec spec = spec_of(self, table, keys.given);
@@ -95,17 +95,19 @@ uint64_t push_rows(Endpoint& self, uint32_t table, const Keys& keys,
       rows = owner->data();
     }
     if (reject_nan && makes_nan(spec, *keys.order, rows)) throw std::invalid_argument("NaN");
-    const Client::RowCall call{keys.order, rows, into(out), piece, remember, asked};
+    const Client::RowCall call{keys.order, rows, into(out), piece, Client::Remember(remember),
+                               asked};
     return self.call(then(asked, seconds), [&](Client& client) {
       return client.push_rows(table, call, [&] { self.move(); });
     });
   });
 }
 
-uint64_t pull_rows(Endpoint& self, uint32_t table, const Keys& keys, uintptr_t out, bool remember,
+uint64_t pull_rows(Endpoint& self, uint32_t table, const Keys& keys, uintptr_t out, int remember,
                    double seconds, Kept kept, nb::object arrays) {
   return run(self, seconds, kept, arrays, [&] {
-    const Client::RowCall call{keys.order, nullptr, into(out), false, remember, true};
+    const Client::RowCall call{keys.order, nullptr, into(out), false, Client::Remember(remember),
+                               true};
     return self.call(then(true, seconds), [&](Client& client) {
       return client.pull_rows(table, call, [&] { self.move(); });
     });
@@ -169,7 +171,7 @@ void bind_saving(nb::class_<Endpoint>& endpoint) {
       .def(
           "load_rows",
           [](Endpoint& self, uint32_t table, const Keys& keys, uintptr_t rows, uint64_t expected) {
-            const Client::RowCall call{keys.order, at(rows), nullptr, false, false, true};
+            const Client::RowCall call{keys.order, at(rows)};
             return self.call(Endpoint::Then::kReturn, [&](Client& client) {
               return client.load_rows(table, call, expected);
             });
@@ -196,11 +198,18 @@ void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
           "drop_rows",
           [](Endpoint& self, uint32_t table, const Keys& keys) {
             const nb::gil_scoped_release released;
-            const Client::RowCall call{keys.order, nullptr, nullptr, false, false, true};
+            const Client::RowCall call{keys.order};
             return self.call(Endpoint::Then::kReturn,
                              [&](Client& client) { return client.drop_rows(table, call); });
           },
-          nb::arg("table"), nb::arg("keys"));
+          nb::arg("table"), nb::arg("keys"))
+      .def(
+          "reserve",
+          [](Endpoint& self, uint32_t table, uint64_t rows) {
+            return self.call(Endpoint::Then::kReturn,
+                             [&](Client& client) { return client.reserve(table, rows); });
+          },
+          nb::arg("table"), nb::arg("rows"), nb::call_guard<nb::gil_scoped_release>());
   bind_saving(endpoint);
 }
 

@@ -79,15 +79,17 @@ class Client {
   // `fresh`: not from the cache. Returns 0 when `out` is there already.
   uint64_t pull(uint32_t table, std::byte* out, bool fresh = false);
   // Of a sparse table. `given` is as long as the keys were that the order was made of, and is
-  // read before this returns; `out` is null, or as long, and written until the call is done. With
-  // `remember` the shards keep the lists of keys, and the next call with this order needs to send
-  // none. `move` is called after each message, as what is queued can be on its way meanwhile.
+  // read before this returns; `out` is null, or as long, and written until the call is done. Where
+  // the shards `remember` the lists of keys, the next call with this order needs to send none;
+  // kLast: there will be none. `move` is called after each message, as what is queued can be on its
+  // way meanwhile.
+  enum class Remember : uint8_t { kNo = 0, kYes = 1, kLast = 2 };
   struct RowCall {
     Order order;
     const std::byte* given = nullptr;
     std::byte* out = nullptr;
     bool piece = false;
-    bool remember = false;
+    Remember remember = Remember::kNo;
     bool asked_about = true;
   };
   Order order_of(std::span<const uint64_t> keys) const;
@@ -95,6 +97,8 @@ class Client {
   uint64_t push_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t pull_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t drop_rows(uint32_t table, const RowCall& call);
+  // There will be so many rows in all: shards make room for them at once. Only a wish.
+  uint64_t reserve(uint32_t table, uint64_t rows);
   // What is saved, of one part: rows with their state, from this hash on, as many as fit an answer;
   // of a dense part its array number `from`. `out` has room for kPayloadMax bytes.
   uint64_t items(uint32_t table, uint32_t part, uint64_t from, std::byte* out);
@@ -213,6 +217,7 @@ class Client {
   };
   Payload row_payload(Part& part, const TableSpec& spec, const RowCall& call, uint32_t first,
                       uint32_t rows) const;
+  static KeysForm form_of(Part& part, const Digest& digest, Remember remember);
   std::shared_ptr<std::vector<std::byte>> buffer_of(size_t bytes) const;
   void send_keys(Line& line, size_t at);
   // Before a message about this part: its number, if it changes something, and what it comes after.

@@ -107,6 +107,16 @@ uint64_t Client::drop_rows(uint32_t id, const RowCall& call) {
   return send_rows(id, header, call, [] {});
 }
 
+uint64_t Client::reserve(uint32_t id, uint64_t rows) {
+  StoreHeader header;
+  header.kind = StoreKind::kReserve;
+  header.version = rows;
+  header.clock = tables_.at(id).clock;
+  const uint64_t call = begin(tables_.at(id).parts.size());
+  send_parts(call, id, header, {}, nullptr);
+  return call;
+}
+
 uint64_t Client::load_rows(uint32_t id, const RowCall& call, uint64_t expected) {
   StoreHeader header;
   header.version = expected;
@@ -178,15 +188,13 @@ Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const Row
                                     uint32_t first, uint32_t rows) const {
   const auto keys = std::span(call.order->keys).subspan(first, rows);
   KeysHead head{rows, KeysForm::kKeys, {}};
-  if (call.remember && rows > 0) {
+  if (call.remember != Remember::kNo && rows > 0) {
     const auto [named, is_first] = call.order->digests.try_emplace({first, rows});
     if (is_first) named->second = digest_of(keys);
     head.digest = named->second;
-    if (part.known.size() >= kKnownMax) part.known.clear();
-    const bool is_new = part.known.insert(head.digest).second;
-    head.form = is_new ? KeysForm::kRemember : KeysForm::kKnown;
+    head.form = form_of(part, head.digest, call.remember);
   }
-  const size_t key_bytes = head.form == KeysForm::kKnown ? 0 : keys.size_bytes();
+  const size_t key_bytes = is_known(head.form) ? 0 : keys.size_bytes();
   const size_t row_bytes = call.given != nullptr ? rows * spec.bytes() : 0;
   const size_t all = sizeof head + key_bytes + row_bytes;
   const auto buffer = buffer_of(all);
@@ -199,6 +207,13 @@ Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const Row
   const auto narrow = narrowed(spec.wire, {to + sizeof head + key_bytes, row_bytes});
   std::memcpy(to + sizeof head + key_bytes, narrow.data(), narrow.size());
   return {buffer, {to, sizeof head + key_bytes + narrow.size()}};
+}
+
+KeysForm Client::form_of(Part& part, const Digest& digest, Remember remember) {
+  if (remember == Remember::kLast)
+    return part.known.erase(digest) > 0 ? KeysForm::kLast : KeysForm::kKeys;
+  if (part.known.size() >= kKnownMax) part.known.clear();
+  return part.known.insert(digest).second ? KeysForm::kRemember : KeysForm::kKnown;
 }
 
 // At least so many bytes.
@@ -224,7 +239,7 @@ void Client::send_keys(Line& line, size_t at) {
   Kept& kept = line.kept[at];
   Bytes rows = kept.payload;
   auto head = take<KeysHead>(rows);
-  head.form = KeysForm::kRemember;
+  head.form = head.form == KeysForm::kLast ? KeysForm::kKeys : KeysForm::kRemember;
   std::vector<std::byte> payload;
   put(payload, head);
   put_bytes(payload, kept.order->keys.data() + kept.first, kept.rows * sizeof(uint64_t));

@@ -93,4 +93,22 @@ struct Digest {
 };
 Digest digest_of(std::span<const uint64_t> keys);
 
+// How the keys of a message travel.
+enum class KeysForm : uint32_t {
+  kKeys = 0,      // they follow
+  kRemember = 1,  // they follow, and will be known by the digest
+  kKnown = 2,     // by the digest
+  kLast = 3,      // by the digest, and need not be known any more
+};
+inline bool is_known(KeysForm form) {
+  return form == KeysForm::kKnown || form == KeysForm::kLast;
+}
+
+struct KeysHead {
+  uint32_t count = 0;
+  KeysForm form = KeysForm::kKeys;
+  Digest digest;
+};
+static_assert(sizeof(KeysHead) == 24);
+
 }  // namespace commute

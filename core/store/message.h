@@ -21,6 +21,7 @@
 //             rows, and no round open
 //   load      a part's array, or rows
 //             with their state, as saved
+//   reserve   room for so many rows
 //   leave     no contribution to the store any more
 //   who       holds up the round         behind     every member's clock
 //
@@ -49,6 +50,7 @@ enum class StoreKind : uint8_t {
   kDrop = 8,
   kReset = 9,
   kLoad = 10,
+  kReserve = 11,
   kPlaced = 16,
   kDeclared = 17,
   kCommitted = 18,
@@ -97,6 +99,7 @@ struct StoreHeader {
                          // to shards: the number of what this comes after in this part
   uint64_t version = 0;  // value: how many rounds, or contributions, it holds
                          // load: how many rows the slot of the first key will have
+                         // reserve: how many the whole table
   uint64_t bytes = 0;    // of the payload
   uint64_t call = 0;     // of the client; answers carry it back
 };

@@ -3,9 +3,10 @@
 //
 // Rows are looked up all over hundreds of megabytes, and with small pages half of the time goes
 // into walking page tables. Blocks of a few kilobytes, one after the other in regions of 32 MB (the
-// first ones are smaller, for small stores), let a slot grow a little at a time without copying and
-// without holes. A block that is given back is used again for one of the same size; regions go with
-// the last owner. Of large regions the next few megabytes are made ready by another thread.
+// first ones are smaller, for small stores), let a slot grow a little at a time, without
+// holes and without a large table beside the old one. A block that is given back is used again for
+// one of the same size; regions go with the last owner. Of large regions the next few megabytes are
+// made ready by another thread.
 //
 // One thread at a time.
 #pragma once

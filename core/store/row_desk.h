@@ -6,8 +6,10 @@
 //
 // A list that a client asks to be remembered is kept with the places of its rows, so that a push
 // after the pull of the same keys (a ticket) needs neither keys nor a second look-up; places of
-// rows that have moved or gone are looked up again. What is remembered is bounded per worker, the
-// oldest is forgotten; a client that names a list that is not known is asked for its keys.
+// rows that have moved or gone are looked up again. A list is forgotten when a client has used it
+// for the last time; if that push is put off, it comes again with its keys. What is remembered is
+// bounded per worker, the oldest goes; a client that names a list that is not known is asked for
+// its keys.
 //
 // Looking up is done for many keys at once: while one row is used, the next ones are on their way
 // from memory.
@@ -27,19 +29,6 @@
 #include "store/slot.h"
 
 namespace commute {
-
-enum class KeysForm : uint32_t {
-  kKeys = 0,      // they follow
-  kRemember = 1,  // they follow, and will be known by the digest
-  kKnown = 2,     // by the digest
-};
-
-struct KeysHead {
-  uint32_t count = 0;
-  KeysForm form = KeysForm::kKeys;
-  Digest digest;
-};
-static_assert(sizeof(KeysHead) == 24);
 
 struct KeyList {
   std::vector<uint64_t> keys;
@@ -71,9 +60,12 @@ class RowDesk {
   const Rows::Place* places_of(const KeyList& list) const;
 
   // The slot of this key will have so many rows.
-  void reserve(uint64_t key, size_t rows) const {
+  void reserve_slot(uint64_t key, size_t rows) const {
     parts_[slot_of(hash_of(key), spec().slots) / stride_]->rows->reserve(rows);
   }
+  // All slots of the store together will have so many. They make room, when they are full, for as
+  // many as there is memory for, in bytes, of which half is left.
+  void reserve(uint64_t rows, uint64_t memory = free_memory()) const;
 
   const std::vector<Slot::Part*>& parts() const { return parts_; }
   const TableSpec& spec() const { return parts_.front()->spec; }
@@ -81,13 +73,23 @@ class RowDesk {
  private:
   struct Known {
     std::map<Digest, std::shared_ptr<KeyList>> lists;
-    std::deque<Digest> order;
+    std::deque<Digest> order;  // in which they came, with some that are forgotten
     size_t bytes = 0;
+
+    std::shared_ptr<KeyList> forget(const Digest& digest);
+    void forget_oldest();
   };
 
   // Keys whose rows are being fetched, a few at a time.
-  class Fetcher;
+  class NarrowFetcher;
+  class WideFetcher;
 
+  // Values of the list's rows, and in the list where these are.
+  template <class Bytes>
+  void copy_narrow(KeyList& list, std::byte* values, Bytes bytes) const;
+  void copy_wide(KeyList& list, bool known, std::byte* values) const;
+
+  static uint64_t free_memory();
   void find_rows();
   void remember(uint32_t worker, const Digest& digest, std::shared_ptr<KeyList> list);
 

@@ -10,9 +10,9 @@
 //         | touched?                       the clock of the last contribution, where rows expire
 //
 // An entry's home is hash * buckets / 2^64, so entries lie roughly in the order of their hashes; a
-// full bucket passes on to the next. When 5 of 6 entries are used, buckets are added at the end and
-// the entries move up in place, from the last to the first: nothing is freed, and nobody waits for
-// a table of millions to be copied.
+// full bucket passes on to the next. When 4 of 5 entries are used, they move into more pages, in
+// the order of their hashes, and the pages they leave are for the next slot that grows: a table of
+// millions is a thousand slots, so nobody waits for it to be copied.
 //
 // Every uint64 is a legal key. A row that nobody has pushed is not there; what it would hold is
 // given by `initial_row`, from the table's seed and the key.
@@ -107,17 +107,50 @@ class Rows {
 
   // A look-up in steps, so that many can be under way: each fetches what the next one reads.
   // `rest` is rest_of(hash_of(key)).
-  void prefetch() const { commute::prefetch(this), commute::prefetch(&value_bytes_); }
-  void prefetch_page(uint64_t rest) const {
-    commute::prefetch(index_.data() + (home_of(rest) >> page_shift_));
+  void prefetch() const { commute::prefetch(this); }
+  // The number of the bucket where a key is, or would be if there were room.
+  uint32_t home_of(uint64_t rest) const {
+    return static_cast<uint32_t>(static_cast<Wide>(rest) * homes_ >> 64);
   }
-  void prefetch_bucket(uint64_t rest) const {
-    if (homes_ != 0) prefetch_lines(bucket(home_of(rest)), size_t{1} << bucket_shift_);
+  // Of the bucket where an inline row was found.
+  static uint32_t bucket_of(Place place) { return place >> kEntryBits; }
+  void prefetch_page(uint32_t number) const {
+    commute::prefetch(index_.data() + (number >> shape_.page_shift));
+  }
+  void prefetch_bucket(uint32_t number) const {
+    if (homes_ != 0) prefetch_lines(bucket(number), shape_.bucket_bytes());
+  }
+  // The bucket that follows this one, if it has passed on.
+  void prefetch_after(uint32_t number) const {
+    if (homes_ != 0 && (meta(bucket(number)) & kPassedOn) != 0) prefetch_bucket(number + 1);
   }
   Place find(uint64_t key, uint64_t rest) const;
-  // As `find` and `copy_value`, of inline rows, if the key's home tells; else kUnknown, and what
-  // comes after its home is fetched.
-  Place copy_at_home(uint64_t key, uint64_t rest, std::byte* to) const;
+
+  // What is the same in all slots of a table. A loop over rows of many slots has it at hand.
+  struct Shape {
+    uint8_t bucket_shift;
+    uint8_t page_shift;
+    uint16_t payloads_at;
+    uint16_t payload_bytes;
+
+    size_t bucket_bytes() const { return size_t{1} << bucket_shift; }
+    uint32_t page_of(uint32_t bucket) const { return bucket >> page_shift; }
+    size_t place_in_page(uint32_t bucket) const {
+      return static_cast<size_t>(bucket & ((1u << page_shift) - 1)) << bucket_shift;
+    }
+  };
+  Shape shape() const { return shape_; }
+  // nullptr where there is no row at all.
+  std::byte* bucket_at(uint32_t number, Shape shape) const {
+    if (homes_ == 0) [[unlikely]]
+      return nullptr;
+    return index_[shape.page_of(number)] + shape.place_in_page(number);
+  }
+  // As `find` and `copy_value`, of an inline row with a value of `bytes`, if its home tells, which
+  // is `bucket` and has this number; else kUnknown, and what comes after it is fetched.
+  template <class Bytes>
+  Place copy_at(const std::byte* bucket, uint32_t number, uint64_t key, std::byte* to, Shape shape,
+                Bytes bytes) const;
   // Any place: fetching from nowhere does nothing, and asking first costs more.
   void prefetch_block(Place place) const {
     const auto table = reinterpret_cast<uintptr_t>(blocks_.data());
@@ -154,6 +187,9 @@ class Rows {
   bool drop(uint64_t key, uint64_t rest);
   // There will be so many rows: makes room for all of them at once.
   void reserve(size_t rows);
+  // The same, but the next times it is full, and by leaps. So a table of many slots does not stop
+  // for all of them, and takes little memory for what does not come.
+  void expect(size_t rows);
 
   size_t size() const { return size_; }
   size_t memory() const;  // bytes in pages
@@ -186,26 +222,23 @@ class Rows {
     uint32_t entry;
   };
 
-  uint32_t home_of(uint64_t rest) const {
-    return static_cast<uint32_t>(static_cast<Wide>(rest) * homes_ >> 64);
-  }
   std::byte* bucket(uint32_t number) const {
-    return index_[number >> page_shift_] +
-           (static_cast<size_t>(number & ((1u << page_shift_) - 1)) << bucket_shift_);
+    return index_[shape_.page_of(number)] + shape_.place_in_page(number);
   }
+  uint32_t buckets() const { return static_cast<uint32_t>(index_.size()) << shape_.page_shift; }
   uint32_t& meta(std::byte* bucket) const {
-    return *reinterpret_cast<uint32_t*>(bucket + (size_t{1} << bucket_shift_) - sizeof(uint32_t));
+    return *reinterpret_cast<uint32_t*>(bucket + shape_.bucket_bytes() - sizeof(uint32_t));
   }
   uint32_t used(std::byte* bucket) const { return meta(bucket) & ~kPassedOn; }
   static uint64_t& key(std::byte* bucket, uint32_t entry) {
     return reinterpret_cast<uint64_t*>(bucket)[entry];
   }
   std::byte* payload(std::byte* bucket, uint32_t entry) const {
-    return bucket + payloads_at_ + entry * payload_bytes_;
+    return bucket + shape_.payloads_at + entry * shape_.payload_bytes;
   }
   // Of wide rows.
   uint32_t& number(std::byte* bucket, uint32_t entry) const {
-    return reinterpret_cast<uint32_t*>(bucket + payloads_at_)[entry];
+    return reinterpret_cast<uint32_t*>(bucket + shape_.payloads_at)[entry];
   }
   std::byte* numbered(uint32_t number) const {
     return blocks_[number >> block_shift_] + (number & ((1u << block_shift_) - 1)) * row_bytes_;
@@ -221,13 +254,19 @@ class Rows {
     else
       std::memcpy(to, from, value_bytes_);
   }
+  // Where a key is; if it is not there, the bucket where the search ended.
   bool locate(uint64_t key, uint64_t rest, Spot& spot) const;
   std::byte* at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled);
-  std::byte* make(uint64_t key, uint64_t rest, bool filled);
+  // Of a key that is not there; `from` is a bucket from its home on, and those before it are full.
+  std::byte* make(uint64_t key, uint64_t rest, uint32_t from, bool filled);
   uint32_t take_number();
-  // A free entry for a key that is not there; what goes into its payload is up to the caller.
-  std::byte* insert(uint64_t key, uint64_t rest);
+  // A free entry for a key that is not there, in this bucket or after it; what goes into its
+  // payload is up to the caller.
+  std::byte* insert(uint64_t key, uint32_t number);
+  uint32_t pages_for(size_t rows) const;
   void grow(uint32_t pages);
+  template <class Bytes>
+  void move_in(std::byte* page, Bytes payload_bytes);
   void add_page();
   void close_gap(uint32_t home, uint32_t gap);
   bool move_back(uint32_t from, uint32_t gap);
@@ -238,18 +277,16 @@ class Rows {
   std::vector<std::byte*> index_;  // pages of buckets
   uint32_t homes_ = 0;
   uint32_t size_ = 0;
-  uint8_t bucket_shift_;
-  uint8_t page_shift_;
+  Shape shape_;
   uint8_t block_shift_;
   bool inline_;
-  uint16_t payloads_at_;
-  uint16_t payload_bytes_;
   std::vector<std::byte*> blocks_;  // of the arena
   uint32_t row_bytes_;
   uint32_t value_bytes_;
   bool zeros_;  // what a new row holds
 
   uint32_t limit_ = 0;         // rows, before it grows
+  uint32_t expected_ = 0;      // rows, for which it grows then
   uint32_t numbers_ = 0;       // rows of the arena that were ever made
   uint32_t dropped_ = kNoRow;  // the first of them to use again; each holds the next one's number
   uint32_t slots_;
@@ -262,17 +299,25 @@ class Rows {
 // What every row of every call goes through is here, so that it becomes part of its loops.
 
 inline bool Rows::locate(uint64_t key, uint64_t rest, Spot& spot) const {
+  spot.bucket = home_of(rest);
   if (homes_ == 0) return false;
-  for (uint32_t number = home_of(rest);; ++number) {
-    std::byte* const here = bucket(number);
+  for (;; ++spot.bucket) {
+    std::byte* const here = bucket(spot.bucket);
     const uint32_t state = meta(here);
     const uint32_t found = equal_keys(here, key) & state;
     if (found != 0) {
-      spot = {number, static_cast<uint32_t>(std::countr_zero(found))};
+      spot.entry = static_cast<uint32_t>(std::countr_zero(found));
       return true;
     }
     if ((state & kPassedOn) == 0) return false;
   }
+}
+
+inline std::byte* Rows::at_or_make(uint64_t key, uint64_t rest, Place hint, bool filled) {
+  if (std::byte* const row = at(hint, key)) return row;
+  Spot spot;
+  if (locate(key, rest, spot)) return row(bucket(spot.bucket), spot.entry);
+  return make(key, rest, spot.bucket, filled);
 }
 
 inline Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
@@ -281,29 +326,29 @@ inline Rows::Place Rows::find(uint64_t key, uint64_t rest) const {
   return inline_ ? spot.bucket << kEntryBits | spot.entry : number(bucket(spot.bucket), spot.entry);
 }
 
-inline Rows::Place Rows::copy_at_home(uint64_t key, uint64_t rest, std::byte* to) const {
-  const uint32_t home = home_of(rest);
+template <class Bytes>
+Rows::Place Rows::copy_at(const std::byte* bucket, uint32_t number, uint64_t key, std::byte* to,
+                          Shape shape, Bytes bytes) const {
   uint32_t state = 0;
-  if (homes_ != 0) {
-    std::byte* const here = bucket(home);
-    state = meta(here);
-    if (const uint32_t found = equal_keys(here, key) & state; found != 0) {
+  if (bucket != nullptr) {
+    std::memcpy(&state, bucket + shape.bucket_bytes() - sizeof state, sizeof state);
+    if (const uint32_t found = equal_keys(bucket, key) & state; found != 0) {
       const auto entry = static_cast<uint32_t>(std::countr_zero(found));
-      copy(payload(here, entry), to);
-      return home << kEntryBits | entry;
+      std::memcpy(to, bucket + shape.payloads_at + entry * shape.payload_bytes, bytes);
+      return number << kEntryBits | entry;
     }
   }
   if ((state & kPassedOn) == 0) {
     copy_initial(key, to);
     return kAbsent;
   }
-  prefetch_lines(bucket(home + 1), size_t{1} << bucket_shift_);
+  prefetch_bucket(number + 1);
   return kUnknown;
 }
 
 inline void Rows::prefetch_row(Place place, size_t bytes) const {
   if (place >= kUnknown) return;
-  if (inline_) return prefetch_lines(bucket(place >> kEntryBits), size_t{1} << bucket_shift_);
+  if (inline_) return prefetch_lines(bucket(place >> kEntryBits), shape_.bucket_bytes());
   prefetch_lines(numbered(place), bytes);
 }
 
@@ -328,7 +373,7 @@ inline void Rows::copy_value(uint64_t key, uint64_t rest, Place hint, std::byte*
 
 template <class F>
 void Rows::each(F f) const {
-  const auto buckets = static_cast<uint32_t>(index_.size()) << page_shift_;
+  const uint32_t buckets = this->buckets();
   for (uint32_t i = 0; i < buckets; ++i) {
     if (!inline_ && i + kEachAhead < buckets) {
       std::byte* const later = bucket(i + kEachAhead);

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kRoomMax = 1 << 26;
 
 bool is_known(StoreKind kind) {
-  return kind <= StoreKind::kLoad;
+  return kind <= StoreKind::kReserve;
 }
 
 }  // namespace
@@ -73,6 +73,8 @@ void Shard::on_message(int link, const StoreHeader& header, Bytes payload) {
         return reset(link, header, payload, desk);
       case StoreKind::kLoad:
         return load(link, header, payload, desk);
+      case StoreKind::kReserve:
+        return reserve(link, header, desk);
       default:
         return set(link, header, payload, desk);
     }
@@ -398,12 +400,19 @@ void Shard::load(int link, const StoreHeader& header, Bytes payload, Desk& desk)
     if (payload.size() != with.list->keys.size() * desk.spec().layout().bytes)
       throw std::invalid_argument("saved rows have another length");
     const size_t expected = std::min(header.version, kRoomMax);
-    if (!with.list->keys.empty()) desk.rows->reserve(with.list->keys.front(), expected);
+    if (!with.list->keys.empty()) desk.rows->reserve_slot(with.list->keys.front(), expected);
   } else if (payload.size() != sizeof(SavedArray) + desk.part->value.size()) {
     throw std::invalid_argument("a saved array has another length");
   }
   with.bytes.assign(payload.begin(), payload.end());
   change(link, header, OpKind::kLoad, std::move(with), desk);
+}
+
+// Nothing that anybody can see changes, so it has no number, and is no op.
+void Shard::reserve(int link, const StoreHeader& header, Desk& desk) {
+  if (!desk.rows) throw std::invalid_argument("the table has no rows");
+  desk.rows->reserve(header.version);
+  queue(link, answer(header, StoreKind::kCommitted, desk));
 }
 
 // What is not a contribution takes effect after the caller's last round.

@@ -166,6 +166,7 @@ class Shard {
   void leave(int link, const StoreHeader& header);
   void reset(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void load(int link, const StoreHeader& header, Bytes payload, Desk& desk);
+  void reserve(int link, const StoreHeader& header, Desk& desk);
   void drop(int link, const StoreHeader& header, Bytes payload, Desk& desk);
   void who(int link, const StoreHeader& header, const Desk& desk);
 

@@ -223,21 +223,32 @@ class RowsTogether {
 
   template <class Bytes>
   void apply_rows(Bytes bytes) {
-    const size_t count = count_, arrays = 1 + layout_.states;
-    std::byte* const gradients = gradients_.data();
-    for (size_t i = 0; i < count; ++i) std::memcpy(gradients + i * bytes, given_[i], bytes);
-    for (size_t array = 0; array < arrays; ++array) {
-      std::byte* const to = arrays_[array].data();
-      for (size_t i = 0; i < count; ++i)
-        std::memcpy(to + i * bytes, rows_[i] + array * bytes, bytes);
+    switch (layout_.states) {
+      case 0:
+        return apply_rows(bytes, std::integral_constant<size_t, 1>{});
+      case 1:
+        return apply_rows(bytes, std::integral_constant<size_t, 2>{});
+      default:
+        return apply_rows(bytes, std::integral_constant<size_t, 3>{});
+    }
+  }
+
+  template <class Bytes, class Arrays>
+  void apply_rows(Bytes bytes, Arrays arrays) {
+    const size_t count = count_;
+    for (size_t i = 0; i < count; ++i) {
+      std::memcpy(gradients_.data() + i * bytes, given_[i], bytes);
+      const std::byte* const row = rows_[i];
+      for (size_t array = 0; array < arrays; ++array)
+        std::memcpy(arrays_[array].data() + i * bytes, row + array * bytes, bytes);
     }
     const std::array<void*, 2> states{arrays_[1].data(), arrays_[2].data()};
-    apply_update(spec_.update, spec_.dtype, arrays_[0].data(), states.data(), gradients,
+    apply_update(spec_.update, spec_.dtype, arrays_[0].data(), states.data(), gradients_.data(),
                  count * layout_.width, 1);
-    for (size_t array = 0; array < arrays; ++array) {
-      const std::byte* const from = arrays_[array].data();
-      for (size_t i = 0; i < count; ++i)
-        std::memcpy(rows_[i] + array * bytes, from + i * bytes, bytes);
+    for (size_t i = 0; i < count; ++i) {
+      std::byte* const row = rows_[i];
+      for (size_t array = 0; array < arrays; ++array)
+        std::memcpy(row + array * bytes, arrays_[array].data() + i * bytes, bytes);
     }
   }
 

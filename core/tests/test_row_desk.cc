@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -122,14 +123,14 @@ void call(Hand& hand, Rng& rng, std::vector<float>& memory) {
   const auto keys = some_keys(rng, 1 + rng() % 40);
   memory.assign(keys.size() * hand.spec.count, 1.0f);
   auto* const rows = reinterpret_cast<std::byte*>(memory.data());
-  const bool remember = rng() % 2 == 0;
+  const auto remember = Client::Remember(rng() % 3);
   const auto order = client.order_of(keys);
   switch (rng() % 6) {
     case 0:
       client.pull_rows(0, {order, nullptr, rows, false, remember, true}, [] {});
       break;
     case 1:
-      client.drop_rows(0, {order, nullptr, nullptr, false, false, true});
+      client.drop_rows(0, {order, nullptr, nullptr, false, Client::Remember::kNo, true});
       break;
     case 2:
       client.ask(0, rng() % 2 == 0 ? kStoreSummary : kStoreTop, rng());
@@ -144,8 +145,9 @@ void call(Hand& hand, Rng& rng, std::vector<float>& memory) {
 
 // Not of what a correct client counts on: numbers that are taken, and pieces.
 void spoil(Packet& packet, Rng& rng) {
-  static constexpr StoreKind kKinds[] = {StoreKind::kTable, StoreKind::kDeclare, StoreKind::kPull,
-                                         StoreKind::kWho,   StoreKind::kPlaced,  StoreKind{11}};
+  static constexpr StoreKind kKinds[] = {
+      StoreKind::kTable,  StoreKind::kDeclare, StoreKind::kPull, StoreKind::kWho,
+      StoreKind::kPlaced, StoreKind::kReserve, StoreKind{12}};
   auto& bytes = packet.payload;
   switch (rng() % 7) {
     case 0:
@@ -203,7 +205,8 @@ TEST(garbage_is_refused_and_what_follows_is_served) {
 }
 
 // A push of these keys as a client would send it, to be changed.
-Packet push_of(Hand& hand, const std::vector<uint64_t>& keys, bool remember = false) {
+Packet push_of(Hand& hand, const std::vector<uint64_t>& keys,
+               Client::Remember remember = Client::Remember::kNo) {
   static std::vector<float> rows;
   rows.assign(keys.size() * hand.spec.count, 1.0f);
   Client& client = hand.clients[0];
@@ -250,7 +253,8 @@ TEST(keys_of_other_shards_are_refused) {
 TEST(lists_are_known_by_their_digest) {
   Hand hand(-1);
   const auto keys = keys_here(4);
-  const Packet first = push_of(hand, keys, true), second = push_of(hand, keys, true);
+  const Packet first = push_of(hand, keys, Client::Remember::kYes),
+               second = push_of(hand, keys, Client::Remember::kYes);
   CHECK(second.payload.size() + keys.size() * sizeof(uint64_t) == first.payload.size());
   CHECK(hand.give(second) == (std::vector{StoreKind::kUnknown}));
   CHECK(hand.give(first) == (std::vector{StoreKind::kCommitted}));
@@ -266,8 +270,9 @@ TEST(an_order_names_the_same_lists_again) {
   Client& client = hand.clients[0];
   const auto order = client.order_of(keys_here(200));
   std::vector<float> memory(200 * hand.spec.count);
-  const Client::RowCall call{order, nullptr, reinterpret_cast<std::byte*>(memory.data()),
-                             false, true,    true};
+  const Client::RowCall call{
+      order, nullptr, reinterpret_cast<std::byte*>(memory.data()), false, Client::Remember::kYes,
+      true};
   client.pull_rows(0, call, [] {});
   std::vector<Digest> given;
   while (client.next(Hand::kShard) != nullptr) {
@@ -306,7 +311,7 @@ TEST(what_is_remembered_is_bounded) {
   const auto known = [&](uint32_t worker, uint64_t name, size_t count, KeysForm form) {
     std::vector<std::byte> bytes;
     put(bytes, KeysHead{static_cast<uint32_t>(count), form, {name, 0}});
-    if (form != KeysForm::kKnown) put_bytes(bytes, mine.data(), count * sizeof(uint64_t));
+    if (!is_known(form)) put_bytes(bytes, mine.data(), count * sizeof(uint64_t));
     Bytes payload(bytes);
     return desk.keys_of(worker, payload) != nullptr;
   };
@@ -320,6 +325,85 @@ TEST(what_is_remembered_is_bounded) {
   CHECK(known(0, 7, 100 < mine.size() ? 100 : mine.size(), KeysForm::kRemember));
   for (uint64_t name = 1000; name < 1100; ++name) CHECK(known(0, name, 0, KeysForm::kRemember));
   CHECK(!known(0, 1000, 0, KeysForm::kKnown));  // lists of nothing take room as well
+}
+
+size_t memory_of(const Hand& hand) {
+  size_t bytes = 0;
+  for (const auto& [number, slot] : hand.shard.slots())
+    if (const Slot::Part* part = slot.part(0)) bytes += part->rows->memory();
+  return bytes;
+}
+
+TEST(slots_that_are_full_grow_for_what_is_expected) {
+  std::vector<uint64_t> keys(12'000);
+  std::iota(keys.begin(), keys.end(), 0);
+  const std::vector<float> rows(keys.size() * 3, 1.0f);
+  const auto push = [&](Hand& hand, size_t count) {
+    Client& client = hand.clients[0];
+    const auto order = client.order_of({keys.data(), count});
+    client.push_rows(0, {order, reinterpret_cast<const std::byte*>(rows.data())}, [] {});
+    hand.move(0);
+    return memory_of(hand);
+  };
+  const auto reserve = [](Hand& hand, uint64_t rows) {
+    hand.clients[0].reserve(0, rows);
+    CHECK(hand.give(hand.next()) == (std::vector{StoreKind::kCommitted}));
+  };
+  Hand expecting(-1), plain(-1);
+  const size_t before = push(expecting, 100);
+  reserve(expecting, keys.size());
+  CHECK(memory_of(expecting) == before);
+  const size_t grown = push(expecting, 2'000);  // each slot was full once
+  CHECK(grown > 4 * push(plain, 2'000));
+  CHECK(push(expecting, keys.size()) == grown);
+  CHECK(expecting.rows() > 3'000);  // those of a shard of three
+  reserve(expecting, 10);           // never less
+  CHECK(push(expecting, keys.size()) == grown);
+}
+
+// Rows of one slot only, as many as are pushed after a wish for more than there can be.
+size_t memory_after_a_wish(size_t count, uint64_t memory) {
+  Hand hand(-1);
+  Slot& slot = const_cast<Slot&>(hand.shard.slots().begin()->second);
+  RowDesk({&slot}, Hand::kShard, Hand::kSlots, 0).reserve(~uint64_t{0}, memory);
+  CHECK(memory_of(hand) == 0);
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; keys.size() < count; ++key)
+    if (slot_of(hash_of(key), Hand::kSlots) == Hand::kShard) keys.push_back(key);
+  const std::vector<float> rows(keys.size() * hand.spec.count, 1.0f);
+  Client& client = hand.clients[0];
+  client.push_rows(0, {client.order_of(keys), reinterpret_cast<const std::byte*>(rows.data())},
+                   [] {});
+  hand.move(0);
+  CHECK_EQ(hand.rows(), count);
+  return memory_of(hand);
+}
+
+TEST(no_more_is_expected_than_there_is_memory_for) {
+  const size_t taken = memory_after_a_wish(2'000, 1 << 20);
+  CHECK(taken > 1 << 18);
+  CHECK(taken < 1 << 20);
+}
+
+TEST(a_wrong_wish_takes_little) {
+  CHECK(memory_after_a_wish(1, uint64_t{1} << 40) <= 1 << 16);
+}
+
+TEST(a_list_is_forgotten_after_its_last_use) {
+  Hand hand(-1);
+  const std::vector<uint64_t> keys = keys_here(2);
+  const auto form_of_push = [&](Client::Remember remember) {
+    const Packet packet = push_of(hand, keys, remember);
+    Bytes payload(packet.payload);
+    const auto head = take<KeysHead>(payload);
+    CHECK(hand.give(packet) == (std::vector{StoreKind::kCommitted}));
+    return head.form;
+  };
+  CHECK(form_of_push(Client::Remember::kLast) == KeysForm::kKeys);  // nobody was to know it
+  CHECK(form_of_push(Client::Remember::kYes) == KeysForm::kRemember);
+  CHECK(form_of_push(Client::Remember::kYes) == KeysForm::kKnown);
+  CHECK(form_of_push(Client::Remember::kLast) == KeysForm::kLast);
+  CHECK(form_of_push(Client::Remember::kYes) == KeysForm::kRemember);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace commute {
 // The first two of rows.h, of every bucket.
 struct RowsInvariants {
   static bool hold(const Rows& rows) {
-    const auto buckets = static_cast<uint32_t>(rows.index_.size()) << rows.page_shift_;
+    const uint32_t buckets = rows.buckets();
     uint32_t least = buckets;  // home of what is further on
     for (uint32_t i = buckets; i-- > 0;) {
       std::byte* const here = rows.bucket(i);
@@ -341,7 +341,8 @@ TEST(an_absent_place_is_no_proof) {
     pair.check_all();
     CHECK(pair.rows.at(Rows::kAbsent, 5) == nullptr);
     CHECK(pair.rows.at(Rows::kUnknown, 5) == nullptr);
-    pair.rows.prefetch_bucket(pair.rest(5));
+    pair.rows.prefetch_bucket(pair.rows.home_of(pair.rest(5)));
+    pair.rows.prefetch_after(pair.rows.home_of(pair.rest(5)));
     pair.rows.prefetch_row(Rows::kAbsent, 64);
     pair.rows.prefetch_row(pair.find(5), 64);
   }
@@ -349,7 +350,8 @@ TEST(an_absent_place_is_no_proof) {
 
 TEST(nothing_is_taken_before_the_first_row) {
   Pair pair(RowLayout(Dtype::kFloat32, 16, update_of(UpdateKind::kSum), false));
-  pair.rows.prefetch_bucket(pair.rest(1));
+  pair.rows.prefetch_bucket(pair.rows.home_of(pair.rest(1)));
+  pair.rows.prefetch_after(pair.rows.home_of(pair.rest(1)));
   pair.check(1);
   pair.drop(1);
   CHECK(pair.rows.keys().empty());

@@ -72,10 +72,16 @@ def files(draw: Any) -> list[tuple[bool, bytes]]:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(given_files=files(), streams=st.integers(1, 9), block=st.integers(1, 40))
-def test_every_line_is_in_one_stream(given_files, streams, block, tmp_path, monkeypatch):
-    """Whole, once, and in the order of its file, however many streams there are."""
+@given(
+    given_files=files(),
+    streams=st.integers(1, 9),
+    block=st.integers(1, 40),
+    turn=st.integers(1, 100),
+)
+def test_every_line_is_in_one_stream(given_files, streams, block, turn, tmp_path, monkeypatch):
+    """Whole, once, and in the order of its file, however many streams and blocks there are."""
     monkeypatch.setattr(sources_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(sources_module, "TURN_BYTES", turn)
     paths = [
         written(tmp_path, f"{i}.svm{'.gz' if packed else ''}", text)
         for i, (packed, text) in enumerate(given_files)
@@ -83,9 +89,10 @@ def test_every_line_is_in_one_stream(given_files, streams, block, tmp_path, monk
     dealt = deal(find(paths), streams)
     found = [line for pieces in dealt for line in lines_of(pieces)]
     expected = [line for _, text in given_files for line in text.split(b"\n") if line]
-    # Of files that are not packed, the streams one after the other are the files.
-    plain = [[piece for piece in pieces if not piece.source.packed] for pieces in dealt]
-    together = [text for pieces in plain for text in texts_of(pieces)]
+    # Of files that are not packed, the pieces one after the other are the files.
+    plain = [piece for pieces in dealt for piece in pieces if not piece.source.packed]
+    plain.sort(key=lambda piece: (paths.index(piece.source.path), piece.begin))
+    together = texts_of(plain)
 
     assert sorted(found) == sorted(expected)
     assert b"".join(together) == b"".join(text for packed, text in given_files if not packed)
@@ -108,6 +115,18 @@ def test_every_example_is_read_once(tmp_path, streams, packed, monkeypatch):
 
     assert len(dealt) == streams
     assert sorted(label for labels in found for label in labels) == list(range(31))
+
+
+def test_streams_go_through_large_files_together(tmp_path, monkeypatch):
+    """So that what comes last in the files is learned last, whoever learns it."""
+    monkeypatch.setattr(sources_module, "TURN_BYTES", 100)
+    path = written(tmp_path, "a.svm", b"1 a:1\n" * 200)
+    dealt = deal(find([path]), 3)
+
+    assert [len(pieces) for pieces in dealt] == [4, 4, 4]
+    for together in zip(*dealt, strict=True):
+        assert together[-1].end - together[0].begin <= 3 * 100
+    assert sum(len(lines_of(pieces)) for pieces in dealt) == 200
 
 
 def test_shares_are_about_equal(tmp_path):

@@ -105,6 +105,12 @@ def test_a_ticket_of_another_table(pair, verb):
     refused(ArrayError, lambda: call(pair[0], verb, ticket), "'e'", "ticket of table 'e'")
 
 
+@pytest.mark.parametrize("rows", [-1, 2**64, 1.5, "many", None])
+def test_room_for_what_is_no_number(pair, rows):
+    said = "reserve of table 'e' on rank 0"
+    refused(SettingError, lambda: pair[0].reserve(rows), said, repr(rows))
+
+
 # ---- rows ----
 
 BAD_ROWS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -525,6 +525,23 @@ def test_a_ticket_saves_the_keys_too(stores, rng):
     assert sent_bytes(e) - before < 4.5 * len(keys) and (e.pull(ticket) == 1).all()
 
 
+def test_a_ticket_after_its_last_push(stores, rng):
+    """The servers have forgotten its keys; who uses it all the same sends them again."""
+    (e,) = stores(1, staleness=None).rows("e", 1)
+    keys = np.unique(rng.integers(0, 2**64, size=20_000, dtype=np.uint64))
+    ones = np.ones((len(keys), 1), "float32")
+    _, ticket = e.pull(keys, ticket=True)
+    sent = []
+    for last in (True, False, False):
+        before = sent_bytes(e)
+        e.push(ticket, ones, last=last)
+        e._store.flush()
+        sent.append((sent_bytes(e) - before) / len(keys))
+
+    assert sent[0] < 4.5 and 12 < sent[1] < 12.5 and sent[2] < 4.5
+    assert (e.pull(ticket) == 3).all()
+
+
 def test_lists_that_the_servers_have_forgotten(stores, rng):
     """More lists than they remember: the keys are sent again, and nothing is lost or doubled."""
     (e,) = stores(1, staleness=None).rows("e", 1, "int64", cache_keys=True)

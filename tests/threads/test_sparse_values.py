@@ -81,7 +81,7 @@ class Walk:
         self.tickets.append((ticket, keys))
         ticket, keys = self.tickets[int(self.rng.integers(len(self.tickets)))]
         given = self._given(keys)
-        self.table.push(ticket, given)
+        self.table.push(ticket, given, last=bool(self.rng.integers(2)))
         self._contributed(keys, given)
         np.testing.assert_array_equal(self.table.pull(ticket), self.expected.pull(keys))
 

@@ -209,3 +209,20 @@ def test_updates_in_words(together):
             assert adam.info().update == "Adam(lr=0.01, beta1=0.5, beta2=0.75, eps=1e-08)"
 
     together.values(work)
+
+
+@pytest.mark.parametrize("staleness", [2, None])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_clocks_of_all(stores, kind, staleness):
+    """Of each rank, without waiting for anybody; not of one that has left."""
+    workers = stores(3, staleness=staleness)
+    a, b, c = workers.tables("w", 2) if kind == "dense" else workers.rows("w", 2)
+    given = [np.ones(2, "float32")] if kind == "dense" else [[7], np.ones((1, 2), "float32")]
+    b.push(*given)
+    b.push(*given)
+    a._store.tick()
+    workers.settle()
+    assert a.clocks() == b.clocks() == c.clocks() == {0: 1, 1: 2, 2: 0}
+
+    c._store.leave()
+    assert a.clocks() == {0: 1, 1: 2}

@@ -34,7 +34,7 @@ from commute.learn.sources import Source
 
 __all__ = ["Block", "cached"]
 
-MAGIC = b"commute cache 2\n"
+MAGIC = b"commute cache 3\n"
 HEAD_BYTES = 4096
 HEAD_LENGTH = struct.Struct("<I")
 BLOCK = struct.Struct("<IIII")
@@ -84,6 +84,7 @@ def cached(
     for begun in range(plan.training.epochs - left, plan.training.epochs):
         for block, share in _blocks(path):
             stream.passes = begun + share
+            stream.examples += block.count
             yield block
 
 

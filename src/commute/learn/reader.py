@@ -11,6 +11,7 @@ when there are more than allowed, reading ends with a DataError that names them.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ __all__ = ["BadLines", "Batch", "Parsed", "Stream", "ahead", "line_number"]
 T = TypeVar("T")
 AHEAD = 2  # batches
 SHOWN = 5  # bad lines
+# By how much a thread that stays ahead is nicer than those that others wait for, as for a server on
+# the same cores: two workers beside it learn a tenth faster.
+GIVES_WAY = 5
 
 
 class Batch(Protocol):
@@ -86,7 +90,7 @@ class Stream:
     ) -> None:
         self._recipe, self._pieces, self._size, self._bad = recipe, pieces, size, bad
         self._labels_needed = labels_needed
-        self._examples = 0  # read, in all passes
+        self.examples = 0  # read, in all passes
         self._bytes = sum(piece.bytes for piece in pieces)
         self.passes = 0.0  # that are done, the one under way counted in part
 
@@ -104,14 +108,14 @@ class Stream:
         if self._recipe.header and text.at == 0:
             at, line = _line_end(text), 1
         while at < text.end:
-            most = self._size(self._examples)
+            most = self._size(self.examples)
             examples = parser.parse(array.ctypes.data + at, text.end - at, most, True)
             for number, what, said in examples.bad if first_pass else ():
                 where = self._where(piece, text, line + number)
                 self._bad.add(where, what, said)
             at += examples.consumed
             line += examples.lines
-            self._examples += examples.count
+            self.examples += examples.count
             self.passes += min(examples.consumed / max(self._bytes, 1), 1.0)
             if examples.count:
                 yield examples
@@ -185,6 +189,7 @@ def ahead(batches: Iterator[T]) -> Iterator[T]:
     ended = threading.Event()
 
     def fill() -> None:
+        os.nice(GIVES_WAY)  # of this thread alone
         last: Any = _END
         try:
             for batch in batches:

@@ -7,6 +7,7 @@ Shares are byte ranges of equal length; a line belongs to the share in which it 
     file A (700 bytes)                     file B (300 bytes)        two streams
     |----- stream 0: 0 to 500 -----|- stream 1: 500 to 700 -|- stream 1: 0 to 300 -|
 
+Large files are dealt in blocks by turns, each block as above: so streams stay together.
 A compressed file cannot be entered in the middle. It is unpacked by every stream that shares it,
 and its text is dealt in blocks by turns.
 """
@@ -21,8 +22,9 @@ import shutil
 import stat
 import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 STANDARD_INPUT = "-"
+TURN_BYTES = 16 << 20  # a block that is dealt has at least so many
 BLOCK_BYTES = 4 << 20  # of an unpacked file
 SAMPLE_LINES = 10_000
 PACKED_TIMES = 4  # text is about so many times longer than its packed form
@@ -156,26 +159,39 @@ def first_lines(source: Source, most: int = SAMPLE_LINES) -> list[str]:
 
 
 def deal(sources: Sequence[Source], streams: int) -> list[list[Piece]]:
-    """The pieces of each stream.
+    """The pieces of each stream: large files are dealt out block by block, so that all streams are
+    at about the same place, and what was written last is learned last.
 
     >>> file = Source("a", 1000, 0, False)
     >>> [(p.begin, p.end) for [p] in deal([file], 2)]
     [(0, 500), (500, 1000)]
     """
     plain = [source for source in sources if not source.packed]
-    total = sum(source.bytes for source in plain)
+    ends = list(accumulate(source.bytes for source in plain))
+    total = ends[-1] if ends else 0
+    turns = max(1, total // (streams * TURN_BYTES)) if streams > 1 else 1
     dealt: list[list[Piece]] = []
     for stream in range(streams):
-        begin, end = total * stream // streams, total * (stream + 1) // streams
-        pieces, at = [], 0
-        for source in plain:
-            first, last = max(begin - at, 0), min(end - at, source.bytes)
-            if first < last:
-                pieces.append(Piece(source, first, last))
-            at += source.bytes
+        pieces: list[Piece] = []
+        for block in range(stream, turns * streams, streams):
+            begin, end = (total * i // (turns * streams) for i in (block, block + 1))
+            pieces += _between(plain, ends, begin, end)
         pieces += [Piece(s, stream, streams, streams) for s in sources if s.packed]
         dealt.append(pieces)
     return dealt
+
+
+def _between(
+    sources: Sequence[Source], ends: Sequence[int], begin: int, end: int
+) -> Iterator[Piece]:
+    """What lies there, if the sources are thought of as one after the other."""
+    for i in range(bisect_right(ends, begin), len(sources)):
+        at = ends[i] - sources[i].bytes
+        if at >= end:
+            return
+        first, last = max(begin - at, 0), min(end - at, sources[i].bytes)
+        if first < last:
+            yield Piece(sources[i], first, last)
 
 
 def texts(piece: Piece) -> Iterator[Text]:

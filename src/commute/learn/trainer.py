@@ -4,7 +4,11 @@
     round:  a batch of each of my streams
             pull the weights of its features (the shards keep the list: a ticket)
             score every example before it is learned from: progressive validation
-            push the gradients
+            push the gradients, and let the shards forget the list
+
+Free workers (staleness None) that have a server ask for the next round's weights before they learn
+from this one's, so that neither waits for the other: what they learn from lacks one batch more.
+Not from the first: see AHEAD_FROM.
 
 States of a worker, and what leads to the next:
 
@@ -25,29 +29,34 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from commute.group import Group
 from commute.learn.cache import Block, cached
+from commute.learn.forecast import Forecast
 from commute.learn.linear import learn, scores
 from commute.learn.metrics import Metrics
 from commute.learn.model import WEIGHTS, declare
 from commute.learn.progress import Progress
 from commute.learn.reader import BadLines, Batch, Parsed, Stream, ahead
-from commute.learn.settings import BATCH_MAX, Plan
+from commute.learn.settings import BATCH_MAX, BATCH_SHARE, Plan
 from commute.learn.sources import deal
 from commute.store.dense import DenseTable
 from commute.store.sparse import Ticket
+
+if TYPE_CHECKING:
+    from commute._handle import Handle
 
 __all__ = ["Trainer"]
 
 Array = np.ndarray[Any, Any]
 TESTED_AT_ONCE = 1000  # examples
+AHEAD_FROM = BATCH_MAX * BATCH_SHARE  # examples of a stream, from where on batches do not grow
 
 
 class Ordered(msgspec.Struct, frozen=True):
@@ -56,6 +65,14 @@ class Ordered(msgspec.Struct, frozen=True):
     batch: Batch
     ticket: Ticket
     index: Array
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A batch, and room for its weights; they are there when `coming` is done, if there is one."""
+
+    it: Ordered
+    weights: Array
+    coming: Handle | None
 
 
 class Trainer:
@@ -76,10 +93,14 @@ class Trainer:
         self.notes: list[str] = []
         self._read: list[Stream] = []
         self._streams = [_Place(batches) for batches in self._passes()]
-        self._room = np.empty((0, 0), np.float32)
+        self._rooms: dict[int, Array] = {}
+        self._turn = False  # which half of the rooms is next
+        self._forecast = Forecast()
         self.stopping = False  # set by Ctrl-C
         self.save: Callable[[], object] = lambda: None  # the model, in between
         self.rounds = 0
+        self._learned = 0  # examples
+        self._course = [0]  # the same, after each round
         self.seconds = self._begin = 0.0
 
     def train(self) -> None:
@@ -107,7 +128,9 @@ class Trainer:
         stream = Stream(plan.recipe, pieces, size=lambda _: TESTED_AT_ONCE, bad=self.bad)
         for batch in ahead(iter(stream)):
             ticket, index = self.table.distinct(batch.keys)
-            scored = scores(batch, index, self._pull(ticket))
+            weights = self._space(0, len(ticket))
+            self.table.pull(ticket, out=weights[:, None])
+            scored = scores(batch, index, weights)
             found.add(scored, batch.labels, batch.weights, self._training.loss)
         return Metrics.of(self._world.allreduce(found.array))
 
@@ -124,44 +147,86 @@ class Trainer:
     def _rounds(self) -> None:
         in_step = self._finished is not None
         finished = False
+        following: list[Asked] | None = None
         while True:
-            batches = [] if finished else self._next()
-            newly = not finished and (not batches or self.stopping)
+            asked = self._ask_next(ahead=False) if following is None else following
+            newly = not finished and (not asked or self.stopping)
             finished |= newly
             if finished and not in_step and not self._save_rounds:
+                _await(asked)  # their rooms are used again
                 break
             if not finished:
-                self._learn(batches)
+                following = self._ask_next(ahead=True) if self._asks_ahead else None
+                self._learn(asked)
+            else:
+                following = []
             self.rounds += 1
+            self._course.append(self._learned)
             self._store.tick()  # counts where nothing was pushed in this round, and only there
             if in_step and self._all_finished(newly):
                 break
             self._progress.report(self.rounds, self._passes_done())
+            self._make_room()
             if self._meets_here() and self._count(finished) == self._world.size:
                 break
 
-    def _next(self) -> list[Ordered]:
-        """The next batch of each stream that has one."""
-        return [batch for place in self._streams if (batch := place.next()) is not None]
+    @property
+    def _asks_ahead(self) -> bool:
+        """In the beginning every batch tells much that the next one should know."""
+        training = self._training
+        free = training.staleness is None and training.servers > 0 and not self._save_rounds
+        return free and self._learned >= AHEAD_FROM * len(self._streams)
 
-    def _learn(self, batches: Sequence[Ordered]) -> None:
+    def _ask_next(self, *, ahead: bool) -> list[Asked]:
+        """The next batch of each stream that has one, with its weights; `ahead` they are on their
+        way, while those of the round before are in use."""
+        batches = [batch for place in self._streams if (batch := place.next()) is not None]
+        self._turn = not self._turn
+        rooms = count(len(self._streams) * self._turn)
+        asked = []
+        for it, room in zip(batches, rooms, strict=False):
+            weights = self._space(room, len(it.ticket))
+            pull = self.table.pull_async if ahead else self.table.pull
+            pulled = pull(it.ticket, out=weights[:, None])
+            asked.append(Asked(it, weights, pulled if ahead else None))
+        return asked
+
+    def _learn(self, asked: Sequence[Asked]) -> None:
         # All are pulled before any is pushed: together they are one contribution.
-        pulled = [self._pull(batch.ticket, i) for i, batch in enumerate(batches)]
-        for i, (it, weights) in enumerate(zip(batches, pulled, strict=True)):
+        _await(asked)
+        for i, (it, weights) in enumerate((each.it, each.weights) for each in asked):
             learn(self._training.model, it.batch, it.index, weights, self._progress.new)
-            self.table.push(it.ticket, weights, accumulate=i + 1 < len(batches))
+            self.table.push(it.ticket, weights, accumulate=i + 1 < len(asked), last=True)
+            self._learned += it.batch.count
 
-    def _pull(self, ticket: Ticket, place: int = 0) -> Array:
-        out = self._space(place, len(ticket))
-        self.table.pull(ticket, out=out[:, None])
-        return out
-
-    def _space(self, place: int, keys: int) -> Array:
+    def _space(self, room: int, keys: int) -> Array:
         """Room for weights that is used again: new memory costs as much as filling it."""
-        if self._room.shape[1] < keys or len(self._room) <= place:
-            wide = max(keys + keys // 4, self._room.shape[1])
-            self._room = np.empty((max(place + 1, len(self._streams)), wide), np.float32)
-        return self._room[place, :keys]
+        if room not in self._rooms or len(self._rooms[room]) < keys:
+            self._rooms[room] = np.empty(keys + keys // 4, np.float32)
+        return self._rooms[room][:keys]
+
+    def _make_room(self) -> None:
+        """For the features to come. A model that is loaded has its room."""
+        if self._world.rank != 0 or self._plan.start_from is not None:
+            return
+        # Some examples that were read are not learned from yet: their features do not count.
+        read = sum(stream.examples for stream in self._read)
+        share = self._passes_done() * self._learned / max(read, 1)
+        if not self._forecast.is_due(share):
+            return
+        # Others are not where this worker is. Their streams are as long, and so are their rounds.
+        course = [self._learned_after(clock) for clock in self.table.clocks().values()]
+        share *= sum(course) / len(course) / self._learned
+        if self._forecast.is_due(share) and (
+            rows := self._forecast.after(share, self.table.count())
+        ):
+            self.table.reserve(rows)
+
+    def _learned_after(self, rounds: int) -> int:
+        """The examples of so many rounds; of those that are to come, as of the last one."""
+        course = self._course
+        to_come = max(0, rounds + 1 - len(course))
+        return course[rounds - to_come] + to_come * (course[-1] - course[-2])
 
     def _all_finished(self, newly: bool) -> bool:
         assert self._finished is not None
@@ -228,6 +293,12 @@ class Trainer:
             return map(self._in_order, chain.from_iterable(repeat(once, training.epochs)))
         blocks = cached(self._plan, once, number, self._stream_count, self.notes.append)
         return map(self._from_cache, blocks)
+
+
+def _await(asked: Sequence[Asked]) -> None:
+    for each in asked:
+        if each.coming is not None:
+            each.coming.wait()
 
 
 def _finished_table(world: Group, staleness: int | None) -> DenseTable | None:

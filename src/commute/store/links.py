@@ -37,12 +37,12 @@ from commute._errors import (
 )
 from commute._runner import CLOSED, PEER_LOST, SLICE_SECONDS, SLOW_SECONDS
 
-__all__ = ["SLOTS", "Embedded", "StoreLinks", "refusal", "replay_of", "seconds"]
+__all__ = ["SLOTS", "STANDING", "Embedded", "StoreLinks", "refusal", "replay_of", "seconds"]
 
 SLOTS: Final = 1024
 # Why a shard refuses (core/store/message.h).
 _MISMATCH, _INVALID, _LOST = 2, 3, 4
-_BEHIND: Final = struct.Struct("<IIQ")
+STANDING: Final = struct.Struct("<IIQ")
 
 _log = logging.getLogger("commute")
 _reports = itertools.count()
@@ -163,7 +163,7 @@ class StoreLinks:
         if not self.endpoint.wait(call, SLICE_SECONDS):
             return ""
         answers = self.endpoint.outcome(call)[3]
-        rows = list(_BEHIND.iter_unpack(answers))
+        rows = list(STANDING.iter_unpack(answers))
         mine = max((clock for rank, _, clock in rows if rank == self.rank), default=0)
         slow = [
             f"rank {rank} has not {'pushed or ticked' if declared else 'declared'} it"

@@ -30,6 +30,7 @@ __all__ = ["RowBlock", "SparseTable", "Ticket"]
 _SUMMARY: Final = struct.Struct("<ddqQQQ")
 _ITEMS: Final = struct.Struct("<QII")
 _KEYS_MAX: Final = (1 << 32) - 2
+_LAST: Final = 2  # Client::Remember of core/store/client.h
 
 
 class RowBlock(NamedTuple):
@@ -110,6 +111,7 @@ class SparseTable(Table):
         *,
         accumulate: bool = False,
         scale: float | None = None,
+        last: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Contribute to the rows of these keys; returns when the arrays may be used again.
@@ -121,9 +123,11 @@ class SparseTable(Table):
                 element may leave it out), or a list of them, one per device.
             accumulate: a piece of the contribution being built; it does not count as one.
             scale: multiply by this first, with a Semiring by its multiplication.
+            last: these keys will not come again, so the servers need not remember a ticket's.
         """
         self._limit(timeout)  # a bad one is refused before anything is sent
-        call = self._push(keys, gradients, scale, "push", piece=bool(accumulate), asked=False)
+        remember = _LAST if last and self._remembers(keys) else self._remembers(keys)
+        call = self._push(keys, gradients, scale, "push", remember, piece=accumulate, asked=False)
         if call and self._must_wait():
             self._finish(call, f"push to {self.name!r}", timeout)
             self._check_trouble()
@@ -132,7 +136,10 @@ class SparseTable(Table):
         self, keys: Any, gradients: Any, *, accumulate: bool = False, scale: float | None = None
     ) -> Handle:
         """As `push`, returning at once; `wait()` waits until it is committed."""
-        call = self._push(keys, gradients, scale, "push_async", piece=bool(accumulate), asked=True)
+        remember = self._remembers(keys)
+        call = self._push(
+            keys, gradients, scale, "push_async", remember, piece=accumulate, asked=True
+        )
         return StoreHandle(self, call, f"push to {self.name!r}", None)
 
     def pull(
@@ -229,6 +236,29 @@ class SparseTable(Table):
         if call:
             self._finish(call, f"drop of rows of {self.name!r}", limit)
 
+    def reserve(self, rows: int, *, timeout: float | None = None) -> None:
+        """There will be about so many rows: the next time servers need room they make enough.
+
+        Without it a table grows a few times on its way, which takes a fifth of the time of making
+        its rows. Only a wish: it changes nothing that can be seen, and half of a server's free
+        memory is left. One worker does it for all.
+
+        >>> import commute, numpy
+        >>> with commute.init() as world:
+        ...     e = world.store().sparse("e", width=1)
+        ...     e.reserve(100_000)
+        ...     e.push(numpy.arange(100_000), numpy.ones(100_000, "float32"))
+        ...     e.count()
+        100000
+        """
+        limit = self._limit(timeout)
+        self._store._check()
+        if not isinstance(rows, int | np.integer) or not 0 <= rows < 1 << 64:
+            raise SettingError(f"{self._here('reserve')}: expected a number of rows, got {rows!r}")
+        with self._links.calling():
+            call = self._endpoint.reserve(self._number, int(rows))
+        self._finish(call, f"reserve of {self.name!r}", limit)
+
     # ---- questions ----
 
     def count(self) -> int:
@@ -314,13 +344,21 @@ class SparseTable(Table):
         return order, shape, buffers, None if scale is None else number_as(scale, self.dtype, what)
 
     def _push(
-        self, keys: Any, gradients: Any, scale: float | None, call: str, *, piece: bool, asked: bool
+        self,
+        keys: Any,
+        gradients: Any,
+        scale: float | None,
+        call: str,
+        remember: int,
+        *,
+        piece: bool,
+        asked: bool,
     ) -> int:
         order, _, buffers, factor = self._given(keys, gradients, scale, call)
         self._check_trouble()
         self._copies += 1
         self._copied_bytes += buffers[0].nbytes
-        flags = (piece, self._remembers(keys), asked, self._reject_nan)
+        flags = (bool(piece), remember, asked, self._reject_nan)
         return self._send(order, buffers, factor, 0, flags, -1.0, None)
 
     def _push_pull(
@@ -346,7 +384,7 @@ class SparseTable(Table):
         buffers: Sequence[Buffer],
         factor: Any,
         out: int,
-        flags: tuple[bool, bool, bool, bool],
+        flags: tuple[bool, int, bool, bool],
         seconds: float,
         arrays: Any,
     ) -> int:

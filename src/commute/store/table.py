@@ -21,7 +21,7 @@ from commute import _core
 from commute._arrays import CODES, FLOATS, Buffer, overlap, writing
 from commute._errors import ArrayError, OperationTimeoutError, SettingError
 from commute._handle import Handle
-from commute.store.links import refusal, seconds
+from commute.store.links import STANDING, refusal, seconds
 from commute.store.updates import Update, core_update, with_set
 
 if TYPE_CHECKING:
@@ -179,6 +179,14 @@ class Table:
             call = self._endpoint.set(self._number, change)
         self._finish(call, f"set of {self.name!r}", None)
         self._update = changed
+
+    def clocks(self) -> dict[int, int]:
+        """How many contributions each rank has made that has not left, as a server knows it."""
+        self._store._check()
+        with self._links.calling():
+            call = self._endpoint.who(self._number)
+        answers = self._finish(call, f"clocks of {self.name!r}", None)
+        return {rank: clock for rank, _, clock in STANDING.iter_unpack(answers)}
 
     def norm(self) -> float:
         """The Euclidean norm, computed where the table lies."""

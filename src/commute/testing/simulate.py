@@ -246,6 +246,7 @@ class Simulation:
 
     def _settle(self) -> None:
         """Nothing but delivery until all is quiet."""
+        delivered = 0
         for worker in range(self.workers):
             for shard in range(self.shards):
                 self._restore(worker, shard)
@@ -257,6 +258,9 @@ class Simulation:
             for link in list(self.links.values()):
                 while link.number in self.links and self._deliver(link):
                     moved = True
+                    delivered += 1
+                    if delivered > _EVENTS_MAX:
+                        raise Broken("messages go to and fro for ever")
 
     # ---- workers ----
 

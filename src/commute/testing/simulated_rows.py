@@ -122,7 +122,7 @@ class SimulatedRows:
             distinct, first = np.unique(which, return_index=True)
             rows[first, worker] = bit  # what is pushed for a row in one call is added up
             target = self._read_into(worker, which) if kind == 3 else 0
-            remember = self.random.random() < 0.5
+            remember = self.random.choice((0, 0, 1, 2))
             keys = self.keys[which].tobytes()
             call = client.push_rows(table, keys, rows.tobytes(), target, not last, remember)
             pieces.append((bit, distinct))
@@ -146,6 +146,8 @@ class SimulatedRows:
         which = everything if self.random.random() < 0.25 else which
         target = self._read_into(worker, which)
         remember = self.random.random() < 0.7
+        if self.random.random() < 0.1:
+            client.reserve(table, self.random.randrange(8 * self.count))
         return client.pull_rows(table, self.keys[which].tobytes(), target, remember)
 
     def _read_into(self, worker: int, which: Ints) -> int:
