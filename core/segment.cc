@@ -51,7 +51,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   return *this;
 }
 
-Segment Segment::create(size_t bytes, size_t room) {
+Segment Segment::create(size_t bytes, size_t room, Touch touch) {
   const int fd = ::memfd_create("commute", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) raise_errno("memfd_create");
   Segment segment(fd, nullptr, bytes + room);
@@ -63,11 +63,11 @@ Segment Segment::create(size_t bytes, size_t room) {
   if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) raise_errno("sealing shared memory");
   segment.data_ = map_shared(fd, bytes + room);
   if (room > 0) ::madvise(segment.data_ + bytes, room, MADV_DONTDUMP);
-  segment.populate(0, bytes);
+  if (touch == Touch::kNow) segment.populate(0, bytes);
   return segment;
 }
 
-Segment Segment::map(int fd, size_t bytes) {
+Segment Segment::map(int fd, size_t bytes, Touch touch) {
   Segment segment(fd, nullptr, 0);
   struct stat found{};
   const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -79,7 +79,7 @@ Segment Segment::map(int fd, size_t bytes) {
   // All that is there; nothing of its room is reserved when it is passed on.
   constexpr size_t kBlockBytes = 512;
   const size_t there = std::min(segment.bytes_, size_t(found.st_blocks) * kBlockBytes);
-  segment.populate(0, there);
+  if (touch == Touch::kNow) segment.populate(0, there);
   if (there < segment.bytes_)
     ::madvise(segment.data_ + there, segment.bytes_ - there, MADV_DONTDUMP);
   return segment;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace commute {
 
@@ -20,12 +21,14 @@ class Segment {
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
 
-  // New memory, zero, touched page by page by its owner now rather than at first use; and `room`
-  // more. Raises std::system_error.
-  static Segment create(size_t bytes, size_t room = 0);
+  // Whether whoever maps it touches its pages now, or some of them later, by `populate`.
+  enum class Touch : uint8_t { kNow, kLater };
+
+  // New memory, zero, and `room` more. Raises std::system_error.
+  static Segment create(size_t bytes, size_t room = 0, Touch touch = Touch::kNow);
   // Maps a peer's segment; takes ownership of `fd`. Raises std::runtime_error when it is not a
   // sealed memfd of at least `bytes`.
-  static Segment map(int fd, size_t bytes);
+  static Segment map(int fd, size_t bytes, Touch touch = Touch::kNow);
 
   // Of the room, whole pages: from now on there is memory. False when there is none.
   bool reserve(size_t at, size_t bytes) const;

@@ -28,7 +28,8 @@ constexpr std::chrono::milliseconds kSlice{100};
 
 // New shared memory, as a descriptor to be passed on. Raises std::system_error.
 inline int new_segment(size_t bytes) {
-  const int fd = ::fcntl(Segment::create(bytes).fd(), F_DUPFD_CLOEXEC, 0);
+  const int fd =
+      ::fcntl(Segment::create(bytes, 0, Segment::Touch::kLater).fd(), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) throw std::system_error(errno, std::generic_category(), "passing shared memory on");
   return fd;
 }

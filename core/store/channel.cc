@@ -18,7 +18,8 @@ std::unique_ptr<Channel> make_channel(int socket, int segment, bool is_client,
   if (segment < 0)
     return std::make_unique<StreamChannel>(std::make_unique<TcpLink>(socket, poller));
   try {
-    auto memory = std::make_shared<Segment>(Segment::map(segment, SharedChannel::segment_bytes()));
+    auto memory = std::make_shared<Segment>(
+        Segment::map(segment, SharedChannel::segment_bytes(), Segment::Touch::kLater));
     return std::make_unique<SharedChannel>(std::move(memory), is_client, socket, poller);
   } catch (...) {
     ::close(socket);
@@ -42,6 +43,9 @@ SharedChannel::SharedChannel(std::shared_ptr<Segment> segment, bool is_client, i
       is_client_(is_client),
       socket_(socket),
       poller_(std::move(poller)) {
+  segment_->populate(0, kHeadBytes);
+  for (uint64_t slot = 0; slot < kRequests + kReplies; ++slot)
+    segment_->populate(kHeadBytes + slot * kSlotBytes, kPayloadAt + kTouchedBytes);
   auto* head = reinterpret_cast<Head*>(segment_->data());
   mine_ = is_client_ ? &head->client_sleeps : &head->shard_sleeps;
   theirs_ = is_client_ ? &head->shard_sleeps : &head->client_sleeps;
