@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 from commute import CheckpointError
-from commute.store import segments
+from commute.store import appender, segments
 from commute.store.manifest import Manifest, SavedPart, SavedTable, segment_name
 from commute.store.segments import FileRecord, Segment, SegmentWriter, checksum
 
@@ -40,7 +43,6 @@ def test_round_trip(tmp_path, monkeypatch, held):
     """However it is written, it reads the same, and every block is checked."""
     monkeypatch.setattr(segments, "HELD_BYTES", held)
     monkeypatch.setattr(segments, "BLOCK_BYTES", 32)
-    monkeypatch.setattr(segments, "SYNCED_BYTES", 16)
     record = written(tmp_path / "x.safetensors")
     segment = Segment(str(tmp_path), record)
     found = segment.tensors()
@@ -102,8 +104,63 @@ def test_the_bytes(tmp_path):
 def test_no_room_for_the_header(tmp_path, monkeypatch):
     """An error, no broken file that looks whole."""
     monkeypatch.setattr(segments, "HELD_BYTES", 1)
+    writer = SegmentWriter(str(tmp_path / "x"), room=10)
+    for i in range(100):
+        writer.add(f"w/{i:04}/value", "uint8", (1,), [np.zeros(1, np.uint8)])
     with pytest.raises(OSError, match="no room for a header"):
-        written(tmp_path / "x", room=10)
+        writer.finish({})
+    writer.close()
+
+
+def without_direct(monkeypatch):
+    monkeypatch.setattr(appender, "_set_direct", lambda fd, direct: False)
+
+
+def refusing_direct(monkeypatch):
+    """As a file system does whose blocks are larger: every write past the cache is refused."""
+    write = os.pwrite
+
+    def refused(fd: int, data: Any, at: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", refused)
+
+
+def writing_little(monkeypatch):
+    """A system call that writes some of what it is given."""
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:4096], at))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda _: None, without_direct, refusing_direct, writing_little]
+)
+def test_appending(tmp_path, monkeypatch, change):
+    """What was taken is what the file holds, block or no block, past the cache or through it."""
+    change(monkeypatch)
+    rng = np.random.default_rng(5)
+    expected = bytes(4096)
+    with (tmp_path / "x").open("wb") as file:
+        appended = appender.Appender(file.fileno(), 4096)
+        for size in (0, 1, 4095, 3, 10_000, 0, 4096, 70_001, 12):
+            pieces = np.split(rng.integers(0, 256, size, np.uint8), [size // 3])
+            assert appended.take(pieces).tobytes() == b"".join(pieces)
+            appended.write()
+            expected += b"".join(pieces)
+        appended.finish()
+
+    assert (tmp_path / "x").read_bytes() == expected
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path):
+    """Not taken for a file system that cannot write past the cache."""
+    with open("/dev/full", "wb") as file:
+        appended = appender.Appender(file.fileno(), 0)
+        appended.take([np.zeros(8192, np.uint8)])
+        with pytest.raises(OSError, match="No space left"):
+            appended.write()
 
 
 def test_checksums_are_xxh64():

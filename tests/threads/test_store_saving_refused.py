@@ -289,7 +289,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     assert (tmp_path / "home" / "thesis.tex").read_text() == "precious"
 
 
-@pytest.mark.parametrize("where", ["writev", "fsync"])
+@pytest.mark.parametrize("where", ["pwrite", "fsync"])
 def test_a_full_disk(ranks, tmp_path, monkeypatch, where):
     """On one rank: all raise the same, the old checkpoint stays, and nothing of the new one."""
     real = getattr(os, where)
@@ -336,18 +336,18 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path, monkeypatch):
     """Much data, written by a thread while more is asked for."""
     monkeypatch.setattr(segments, "HELD_BYTES", 1 << 16)
     left = [5]
-    real = os.writev
+    real = os.pwrite
 
-    def failing(fd: int, pieces: Any) -> int:
+    def failing(fd: int, data: Any, at: int) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, pieces)
+        return real(fd, data, at)
 
     with commute.init() as world:
         store = world.store()
         store.sparse("e", 64).push(np.arange(20_000), np.ones((20_000, 64), "float32"))
-        monkeypatch.setattr(os, "writev", failing)
+        monkeypatch.setattr(os, "pwrite", failing)
         with pytest.raises(CheckpointError, match="No space left on device"):
             store.save(tmp_path / "ck")
 

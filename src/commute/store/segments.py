@@ -28,6 +28,8 @@ import numpy as np
 
 from commute import _core
 from commute._errors import CheckpointError
+from commute.store.appender import BLOCK_BYTES as APPENDED_BYTES
+from commute.store.appender import Appender
 
 __all__ = [
     "BLOCK_BYTES",
@@ -41,11 +43,10 @@ __all__ = [
 ]
 
 BLOCK_BYTES: Final = 16 << 20
-HELD_BYTES: Final = 8 << 20  # written at once
-SYNCED_BYTES: Final = 64 << 20
+HELD_BYTES: Final = 4 << 20  # written at once
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's
-PIECES_MAX: Final = 1024  # of one system call
 _LENGTH: Final = struct.Struct("<Q")
+_ALIGNED_BYTES: Final = 64  # where the data of a small segment begins
 _ENTRY_BYTES: Final = 128  # of the header for a tensor, at most, beside its name
 
 # The names that the format has for NumPy's dtypes, and bfloat16.
@@ -135,15 +136,14 @@ class SegmentWriter:
         self.path = path
         self.data_bytes = 0
         self._room = room
-        self._begin = 0  # of the data; 0: nothing is written yet
+        self._begin = 0  # of the data, once it is known
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         self._tensors: dict[str, Tensor] = {}
         self._held: list[np.ndarray[Any, Any]] = []
         self._held_bytes = 0
-        self._threads: ThreadPoolExecutor | None = None
+        self._appender: Appender | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._syncing: Future[None] | None = None
-        self._unsynced_bytes = 0
         self._blocks: list[str] = []
         self._block = _core.Checksum()
         self._block_bytes = 0
@@ -164,16 +164,22 @@ class SegmentWriter:
 
     def finish(self, about: dict[str, str]) -> FileRecord:
         """Write what is left and the header, and wait until the disk has it."""
-        if self._begin == 0:
-            self._begin_data(len(_header(self._tensors, about)))
+        header = _header(self._tensors, about)
+        if self._appender is None:
+            self._begin = _whole(len(header) + _LENGTH.size, _ALIGNED_BYTES)
         self._wait()
-        self._write_data(self._held)
-        header = _header(self._tensors, about).ljust(self._begin - _LENGTH.size)
+        header = header.ljust(self._begin - _LENGTH.size)
         before = _LENGTH.pack(len(header)) + header
         if len(before) != self._begin or len(header) > HEADER_BYTES_MAX:
             raise OSError(f"{self.path}: there is no room for a header of {len(header)} bytes")
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        self._write([np.frombuffer(before, np.uint8)])
+        if self._appender is not None:
+            self._append(self._held)
+            self._appender.finish()
+            self._write(before, 0)
+        else:
+            data = b"".join(self._held)
+            self._sum_up(np.frombuffer(data, np.uint8))
+            self._write(before + data, 0)
         os.fsync(self._fd)
         self.close()
         if self._block_bytes:
@@ -184,42 +190,33 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Idempotent; the file of a writer that has not finished is of no use."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def _begin_data(self, header_bytes: int) -> None:
-        self._begin = -(-(header_bytes + _LENGTH.size) // 64) * 64
-        os.lseek(self._fd, self._begin, os.SEEK_SET)
-
-    # Of what is large, one thread writes while the caller asks for more, and another sees to it
-    # that the disk is at work meanwhile: else it would begin with the last `fsync`.
+    # Of what is large, a thread writes while the caller asks for more.
 
     def _write_meanwhile(self) -> None:
-        if self._begin == 0:
-            self._begin_data(self._room)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(2, "commute-saving")
+        if self._appender is None:
+            self._begin = _whole(self._room + _LENGTH.size, APPENDED_BYTES)
+            self._appender = Appender(self._fd, self._begin)
+            self._thread = ThreadPoolExecutor(1, "commute-saving")
         self._wait()
         held, self._held = self._held, []
-        self._unsynced_bytes += self._held_bytes
         self._held_bytes = 0
-        self._writing = self._threads.submit(self._write_data, held)
-        idle = self._syncing is None or self._syncing.done()
-        if idle and self._unsynced_bytes >= SYNCED_BYTES:
-            self._unsynced_bytes = 0
-            self._syncing = self._threads.submit(os.fdatasync, self._fd)
+        assert self._thread is not None
+        self._writing = self._thread.submit(self._append, held)
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
 
-    def _write_data(self, pieces: list[np.ndarray[Any, Any]]) -> None:
-        for piece in pieces:
-            self._sum_up(piece)
-        self._write(pieces)
+    def _append(self, pieces: list[np.ndarray[Any, Any]]) -> None:
+        assert self._appender is not None
+        self._sum_up(self._appender.take(pieces))
+        self._appender.write()
 
     def _sum_up(self, piece: np.ndarray[Any, Any]) -> None:
         while piece.nbytes:
@@ -231,15 +228,14 @@ class SegmentWriter:
                 self._blocks.append(_digits(self._block))
                 self._block, self._block_bytes = _core.Checksum(), 0
 
-    def _write(self, pieces: list[np.ndarray[Any, Any]]) -> None:
-        at = 0
-        while at < len(pieces):
-            written = os.writev(self._fd, [piece.data for piece in pieces[at : at + PIECES_MAX]])
-            while at < len(pieces) and written >= pieces[at].nbytes:
-                written -= pieces[at].nbytes
-                at += 1
-            if written:
-                pieces[at] = pieces[at][written:]
+    def _write(self, data: bytes, at: int) -> None:
+        while data:
+            written = os.pwrite(self._fd, data, at)
+            data, at = data[written:], at + written
+
+
+def _whole(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _header(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
