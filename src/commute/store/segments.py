@@ -177,7 +177,7 @@ class SegmentWriter:
             self._appender.finish()
             self._write(before, 0)
         else:
-            data = b"".join(self._held)
+            data = b"".join(piece.data for piece in self._held)
             self._sum_up(np.frombuffer(data, np.uint8))
             self._write(before + data, 0)
         os.fsync(self._fd)
