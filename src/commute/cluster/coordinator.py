@@ -33,8 +33,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 from commute.cluster import roster
 from commute.cluster.control import Admitted, Frame, Hello, Kind, Leave, Member, Refused, Welcome
@@ -65,67 +66,58 @@ GIVEN_UP_SECONDS: Final = 30.0
 _ABANDONED_MAX: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """A process that passed the handshake says Hello."""
 
     connection: int
     hello: Hello
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(msgspec.Struct, frozen=True):
     """A launcher connected: it hears of failures, and may report those of its processes."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A control frame arrived."""
 
     connection: int
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(msgspec.Struct, frozen=True):
     """A connection is gone; the cause is "" for a plain close."""
 
     connection: int
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time passed; several times a second."""
 
 
 Event = Joined | Watched | Received | Closed | Tick
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     connection: int
     message: Welcome | Admitted | Refused | Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Close the connection once what was sent before is out; no Closed event is expected."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """One line for the user's terminal."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """The first failure of a world; by is who says so, -1 for the coordinator."""
 
     rank: int
@@ -133,8 +125,7 @@ class Failure:
     by: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A world has its first failure."""
 
     world: str
@@ -152,26 +143,26 @@ class _State(enum.Enum):
     LOST = "lost"
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(msgspec.Struct):
     connection: int
     hello: Hello
     heard: float
     state: _State = _State.JOINING
     silence_max: float = 0.0  # more generous until the first beat
-    abandoned: set[tuple[int, int]] = field(default_factory=set)  # group and operation
+    abandoned: set[tuple[int, int]] = msgspec.field(default_factory=set)  # group and operation
 
 
-@dataclass(slots=True)
-class _World:
+class _World(msgspec.Struct):
     name: str
     size: int
     began: float
     deadline: float
     next_roster: float
     epoch: int = 0  # 0 while forming
-    members: dict[int, _Member] = field(default_factory=dict)  # by rank
-    gone: dict[int, str] = field(default_factory=dict)  # ranks that joined and went, and from where
+    members: dict[int, _Member] = msgspec.field(default_factory=dict)  # by rank
+    gone: dict[int, str] = msgspec.field(
+        default_factory=dict
+    )  # ranks that joined and went, and from where
 
     def present(self) -> Iterator[_Member]:
         return (member for member in self.members.values() if member.state is _State.IN)
@@ -180,8 +171,7 @@ class _World:
         return [self.members[rank].hello for rank in sorted(self.members)]
 
 
-@dataclass(frozen=True, slots=True)
-class _GivenUp:
+class _GivenUp(msgspec.Struct, frozen=True):
     """Why a world of this name did not come about, for the ranks that do not know it yet."""
 
     refused: Refused
@@ -351,7 +341,9 @@ class Coordinator:
             # A peer saw the link break before the member could say why. Its own words are better.
             known = self.failures[(world.name, world.epoch)]
             if known.rank == rank:
-                self.failures[(world.name, world.epoch)] = replace(known, text=frame.text, by=rank)
+                self.failures[(world.name, world.epoch)] = msgspec.structs.replace(
+                    known, text=frame.text, by=rank
+                )
             effects += self._tell_launchers(frame)
         self._end_if_empty(world)
         return effects

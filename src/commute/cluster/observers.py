@@ -15,8 +15,9 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from commute._version import __version__
 from commute.cluster.control import Admitted, Frame, Kind, Leave, Observe, Refused
@@ -32,8 +33,7 @@ SILENCE_SECONDS: Final = 60.0
 OBSERVERS_MAX: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """This life of the server, as observers are told."""
 
     epoch: int
@@ -43,16 +43,14 @@ class Place:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A process that passed the handshake wants to observe."""
 
     connection: int
     observe: Observe
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """The server ends; the text tells why."""
 
     text: str
@@ -61,8 +59,7 @@ class Stop:
 Event = Arrived | Received | Closed | Tick | Stop
 
 
-@dataclass(slots=True)
-class Observer:
+class Observer(msgspec.Struct):
     """One that is in."""
 
     number: int
@@ -76,15 +73,13 @@ class Observer:
         return f"client {self.number} (pid {self.pid} on {self.host})"
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
+class Came(msgspec.Struct, frozen=True):
     """An observer is in."""
 
     observer: Observer
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """An observer is out for good; why, as the rest of a sentence about it."""
 
     observer: Observer
