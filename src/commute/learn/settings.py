@@ -24,7 +24,7 @@ LOSSES = {
 }
 OPTIMIZERS = ("ftrl", "adagrad", "adam", "sgd")
 BATCH_MAX, BATCH_MIN = 1000, 16  # where none is given
-BATCH_SHARE = 64  # a batch is at most so small a part of what was read before
+BATCH_SHARE = 32  # a batch is at most so small a part of what was read before
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         learned at once.
 
         >>> [Training().batch_after(n) for n in (0, 6_400, 1_000_000)]
-        [16, 100, 1000]
+        [16, 200, 1000]
         """
         return self.batch or min(BATCH_MAX, max(BATCH_MIN, examples // BATCH_SHARE))
 

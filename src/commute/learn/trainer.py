@@ -44,7 +44,7 @@ from commute.learn.metrics import Metrics
 from commute.learn.model import WEIGHTS, declare
 from commute.learn.progress import Progress
 from commute.learn.reader import BadLines, Batch, Parsed, Stream, ahead
-from commute.learn.settings import BATCH_MAX, BATCH_SHARE, Plan
+from commute.learn.settings import BATCH_MAX, Plan
 from commute.learn.sources import deal
 from commute.store.dense import DenseTable
 from commute.store.sparse import Ticket
@@ -56,7 +56,7 @@ __all__ = ["Trainer"]
 
 Array = np.ndarray[Any, Any]
 TESTED_AT_ONCE = 1000  # examples
-AHEAD_FROM = BATCH_MAX * BATCH_SHARE  # examples of a stream, from where on batches do not grow
+AHEAD_FROM = 64_000  # examples of a stream: before, each batch tells much that the next should know
 
 
 class Ordered(msgspec.Struct, frozen=True):
