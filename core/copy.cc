@@ -13,8 +13,11 @@ namespace {
 
 constexpr size_t kLine = 64;
 
+// From here on memcpy may take the one instruction.
+constexpr size_t kLong = 2048;
+
 void copy_plainly(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
-  std::memcpy(streamed, from, bytes);
+  if (streamed != nullptr) std::memcpy(streamed, from, bytes);
   if (cached != nullptr) std::memcpy(cached, from, bytes);
 }
 
@@ -28,6 +31,7 @@ void copy_lines_sse2(std::byte* streamed, std::byte* cached, const std::byte* fr
     __m128i line[4];
     std::memcpy(line, from + at, kLine);
     if (cached != nullptr) std::memcpy(cached + at, line, kLine);
+    if (streamed == nullptr) continue;
     auto* past = reinterpret_cast<__m128i*>(streamed + at);
     for (int i = 0; i < 4; ++i) _mm_stream_si128(past + i, line[i]);
   }
@@ -39,6 +43,7 @@ __attribute__((target("avx"))) void copy_lines_avx(std::byte* streamed, std::byt
     __m256i line[2];
     std::memcpy(line, from + at, kLine);
     if (cached != nullptr) std::memcpy(cached + at, line, kLine);
+    if (streamed == nullptr) continue;
     auto* past = reinterpret_cast<__m256i*>(streamed + at);
     for (int i = 0; i < 2; ++i) _mm256_stream_si256(past + i, line[i]);
   }
@@ -50,7 +55,7 @@ __attribute__((target("avx512f"))) void copy_lines_avx512(std::byte* streamed, s
   for (size_t at = 0; at < bytes; at += kLine) {
     const __m512i line = _mm512_loadu_si512(from + at);
     if (cached != nullptr) _mm512_storeu_si512(cached + at, line);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(streamed + at), line);
+    if (streamed != nullptr) _mm512_stream_si512(reinterpret_cast<__m512i*>(streamed + at), line);
   }
 }
 
@@ -68,16 +73,35 @@ std::vector<CopyLines> copies_of_lines() {
   return found;
 }
 
-void copy_past_caches(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
+namespace {
+
+// Lines begin where one begins in `streamed`, or else in `cached`.
+void copy_long(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
   static const CopyLines copy_lines = copies_of_lines().back();
-  const size_t to_line = -reinterpret_cast<uintptr_t>(streamed) % kLine;
+  const auto* const aligned = streamed != nullptr ? streamed : cached;
+  const size_t to_line = -reinterpret_cast<uintptr_t>(aligned) % kLine;
   const size_t head = to_line < bytes ? to_line : bytes;
   const size_t lines = (bytes - head) / kLine * kLine;
-  const auto beside = [&](size_t at) { return cached == nullptr ? nullptr : cached + at; };
+  const auto moved = [](std::byte* to, size_t by) { return to == nullptr ? nullptr : to + by; };
   copy_plainly(streamed, cached, from, head);
-  copy_lines(streamed + head, beside(head), from + head, lines);
+  copy_lines(moved(streamed, head), moved(cached, head), from + head, lines);
   const size_t done = head + lines;
-  copy_plainly(streamed + done, beside(done), from + done, bytes - done);
+  copy_plainly(moved(streamed, done), moved(cached, done), from + done, bytes - done);
+}
+
+}  // namespace
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(to), source = reinterpret_cast<uintptr_t>(from);
+  const bool overlap = begin < source + bytes && source < begin + bytes;
+  if (bytes >= kLong && !overlap)
+    copy_long(nullptr, static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+  else if (bytes > 0)
+    std::memmove(to, from, bytes);
+}
+
+void copy_past_caches(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
+  copy_long(streamed, cached, from, bytes);
 }
 
 void end_of_streaming() {
@@ -88,6 +112,10 @@ void end_of_streaming() {
 
 std::vector<CopyLines> copies_of_lines() {
   return {copy_plainly};
+}
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memmove(to, from, bytes);
 }
 
 void copy_past_caches(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {

@@ -63,7 +63,7 @@ void Executor::begin(const Operation& operation) {
   const Call& call = operation.call;
   reduce_ = operation.combine ? nullptr : kernels().reduce_for(call.dtype, call.reduce_op);
   if (in_place(plan_) && operation.in != operation.out && operation.call.count > 0)
-    std::memcpy(operation.out, operation.in, operation.call.count * item_bytes_);
+    copy_bytes(operation.out, operation.in, operation.call.count * item_bytes_);
   entered_ = !plan_.uses_outbox();
   if (!entered_) begin_use();
   if (line_) return;
@@ -324,7 +324,7 @@ void Executor::combine_all(size_t targets, size_t bytes) {
       so_far = links_.staging.data();
     }
     for (size_t k = 0; k < targets; ++k)
-      std::memmove(static_cast<std::byte*>(targets_[k]) + at, so_far, piece);
+      copy_bytes(static_cast<std::byte*>(targets_[k]) + at, so_far, piece);
   }
 }
 

@@ -15,6 +15,7 @@ namespace commute {
 
 void Executor::begin_use() {
   ++links_.outbox_uses;
+  if (result_bytes() >= kStreamedBytes) streaming_.begin(plan_.collective, result_bytes());
   uint64_t words[3];
   operation_->call.pack(words);
   uint64_t history = links_.history + operation_->sequence;
@@ -33,6 +34,7 @@ void Executor::end_use() {
     for (size_t i = 0; i < plan_.signals_per_tile.size(); ++i)
       links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
   }
+  if (result_bytes() >= kStreamedBytes) streaming_.end();
   links_.outboxes->signal(kFinished);
 }
 
@@ -79,12 +81,12 @@ void Executor::copy(const Lane& lane, const Instruction& step) {
   const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
   const size_t bytes = std::min(from.bytes, to.bytes);
   if (bytes == 0) return;
-  if (!streams(step)) {
-    std::memmove(to.at, from.at, bytes);
-    return;
-  }
-  copy_past_caches(to.at, nullptr, from.at, bytes);
-  end_of_streaming();
+  if (!may_stream(step)) return copy_bytes(to.at, from.at, bytes);
+  streaming_.store(bytes, [&](bool past_caches) {
+    if (!past_caches) return copy_bytes(to.at, from.at, bytes);
+    copy_past_caches(to.at, nullptr, from.at, bytes);
+    end_of_streaming();
+  });
 }
 
 void Executor::put(const Lane& lane, const Instruction& step) {
@@ -94,19 +96,24 @@ void Executor::put(const Lane& lane, const Instruction& step) {
   const bool keeps = step.flags & kFlagKeep;
   std::byte* const kept =
       keeps ? run_of(Space::kOut, step.arg, step.count, lane.tile, plan_.rank).at : nullptr;
-  if (keeps && streams(step)) {
+  const auto put_plainly = [&] {
+    copy_bytes(to.at, from.at, from.bytes);
+    if (keeps) copy_bytes(kept, from.at, from.bytes);
+  };
+  if (!keeps || !may_stream(step)) return put_plainly();
+  streaming_.store(from.bytes, [&](bool past_caches) {
+    if (!past_caches) return put_plainly();
     copy_past_caches(kept, to.at, from.at, from.bytes);
     end_of_streaming();
-    return;
-  }
-  std::memcpy(to.at, from.at, from.bytes);
-  if (keeps) std::memcpy(kept, from.at, from.bytes);
+  });
 }
 
-bool Executor::streams(const Instruction& step) const {
-  const size_t blocks = plan_.blocks[static_cast<int>(Space::kOut)];
-  return (step.flags & kFlagStreaming) &&
-         blocks * operation_->call.count * item_bytes_ >= kStreamedBytes;
+size_t Executor::result_bytes() const {
+  return plan_.blocks[static_cast<int>(Space::kOut)] * operation_->call.count * item_bytes_;
+}
+
+bool Executor::may_stream(const Instruction& step) const {
+  return (step.flags & kFlagStreaming) && result_bytes() >= kStreamedBytes;
 }
 
 void Executor::reduce_many(const Lane& lane, const Instruction& step) {
@@ -159,7 +166,7 @@ Executor::Progress Executor::advance_line() {
     if (bytes > kLineBytes) raise(FailureCode::kProtocol, -1, "the array does not fit a line");
     if (!may_enter()) return Progress::kBlocked;
     if (brings_data(plan_.rank) && bytes > 0)
-      std::memcpy(links_.outboxes->payload(plan_.rank, use, bytes), operation_->out, bytes);
+      copy_bytes(links_.outboxes->payload(plan_.rank, use, bytes), operation_->out, bytes);
     enter();
     heard_ = 0;
   }
@@ -172,7 +179,7 @@ Executor::Progress Executor::advance_line() {
     targets_[0] = operation_->out;
     combine_all(1, bytes);
   } else if (plan_.rank != plan_.root && bytes > 0) {
-    std::memcpy(operation_->out, links_.outboxes->payload(plan_.root, use, bytes), bytes);
+    copy_bytes(operation_->out, links_.outboxes->payload(plan_.root, use, bytes), bytes);
   }
   finish();
   return Progress::kDone;

@@ -14,6 +14,8 @@
 #include <string>
 #include <system_error>
 
+#include "copy.h"
+
 namespace commute {
 namespace {
 
@@ -99,7 +101,7 @@ void Outboxes::fetch(int peer, uintptr_t from, std::byte* to, size_t bytes) cons
   const Head& theirs = head(peer);
   const auto pid = static_cast<pid_t>(theirs.pid);
   if (pid == ::getpid() && theirs.process == this_process()) {  // a thread of this process
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    copy_bytes(to, reinterpret_cast<const void*>(from), bytes);
     return;
   }
   const uintptr_t number_at = theirs.at + offsetof(Head, process);

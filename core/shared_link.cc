@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "copy.h"
+
 namespace commute {
 namespace {
 
@@ -15,15 +17,15 @@ namespace {
 void copy_in(std::byte* ring, size_t size, uint64_t at, const void* from, size_t count) {
   const size_t begin = at % size;
   const size_t first = std::min(count, size - begin);
-  std::memcpy(ring + begin, from, first);
-  std::memcpy(ring, static_cast<const std::byte*>(from) + first, count - first);
+  copy_bytes(ring + begin, from, first);
+  copy_bytes(ring, static_cast<const std::byte*>(from) + first, count - first);
 }
 
 void copy_out(const std::byte* ring, size_t size, uint64_t at, void* into, size_t count) {
   const size_t begin = at % size;
   const size_t first = std::min(count, size - begin);
-  std::memcpy(into, ring + begin, first);
-  std::memcpy(static_cast<std::byte*>(into) + first, ring, count - first);
+  copy_bytes(into, ring + begin, first);
+  copy_bytes(static_cast<std::byte*>(into) + first, ring, count - first);
 }
 
 }  // namespace

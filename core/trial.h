@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trial of two forms of the same work, where which is quicker is up to the processor.
 //
-//   trying    the two take turns, and the time of each piece of work is noted
-//   settled   after kSamples of both: the quicker one from then on
+//   trying    kSamples of the first, then as many of the second, and the time of each is noted
+//   settled   the quicker one from then on
+//
+// One after the other, for each finds in the caches what the sample before has left there.
 //
 // A form is as quick as its quickest sample: what comes from outside (a page touched for the first
 // time, another process on the core) only ever adds to a time. Both forms give the same result, so
@@ -24,9 +26,14 @@ class Trial {
   Form next() const {
     const std::lock_guard lock(mutex_);
     const Tried &first = tried_[kFirst], &second = tried_[kSecond];
-    if (first.samples < kSamples || second.samples < kSamples)
-      return first.samples <= second.samples ? kFirst : kSecond;
+    if (first.samples < kSamples) return kFirst;
+    if (second.samples < kSamples) return kSecond;
     return first.least <= second.least ? kFirst : kSecond;
+  }
+
+  bool settled() const {
+    const std::lock_guard lock(mutex_);
+    return tried_[kFirst].samples >= kSamples && tried_[kSecond].samples >= kSamples;
   }
 
   void note(Form form, double seconds_per_byte) {

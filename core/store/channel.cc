@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "copy.h"
 #include "tcp_link.h"
 
 namespace commute {
@@ -70,9 +71,8 @@ SharedChannel::Slot& SharedChannel::reply(uint64_t number) const {
 bool SharedChannel::put(Slot& slot, State from, State to, const StoreMessage& message) {
   if (slot.state.load(std::memory_order_acquire) != from) return false;
   slot.header = message.header;
-  if (!message.payload.empty())
-    std::memcpy(reinterpret_cast<std::byte*>(&slot) + kPayloadAt, message.payload.data(),
-                message.payload.size());
+  copy_bytes(reinterpret_cast<std::byte*>(&slot) + kPayloadAt, message.payload.data(),
+             message.payload.size());
   pass(slot, to);
   return true;
 }

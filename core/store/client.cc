@@ -127,7 +127,7 @@ uint64_t Client::pull(uint32_t id, std::byte* out, bool fresh) {
   Table& table = tables_.at(id);
   if (!fresh && cached(table)) {
     ++table.cache_hits;
-    if (!table.cache.empty()) std::memcpy(out, table.cache.data(), table.cache.size());
+    copy_bytes(out, table.cache.data(), table.cache.size());
     return 0;
   }
   const uint64_t call = begin(table.parts.size(), out);
@@ -346,7 +346,7 @@ void Client::take_value(const Kept& kept, const StoreHeader& answer, Bytes paylo
   if (kept.order) {
     take_rows(kept, table.spec, payload, call.out);
   } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreItems)) {
-    if (!payload.empty()) std::memcpy(call.out, payload.data(), payload.size());
+    copy_bytes(call.out, payload.data(), payload.size());
   } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreSummary)) {
     put_bytes(call.outcome.answers, payload.data(), payload.size());
   } else if (kept.header.kind == StoreKind::kPull && (kept.header.flags & kStoreTop)) {
@@ -361,11 +361,11 @@ void Client::take_value(const Kept& kept, const StoreHeader& answer, Bytes paylo
     if (table.spec.bytes() >= kStreamBytes)
       copy_past_caches(call.out + part.first, nullptr, payload.data(), payload.size());
     else
-      std::memcpy(call.out + part.first, payload.data(), payload.size());
+      copy_bytes(call.out + part.first, payload.data(), payload.size());
     end_of_streaming();  // another thread may wait for the call
     if (table.spec.staleness <= 0) return;
     table.cache.resize(table.spec.bytes());
-    std::memcpy(table.cache.data() + part.first, payload.data(), payload.size());
+    copy_bytes(table.cache.data() + part.first, payload.data(), payload.size());
     part.guaranteed = std::max(part.guaranteed, answer.slowest);
   }
 }

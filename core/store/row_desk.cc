@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "copy.h"
 #include "store/encoding.h"
 #include "store/row_bytes.h"
 #include "store/wire.h"
@@ -224,7 +225,7 @@ std::shared_ptr<KeyList> RowDesk::keys_of(uint32_t worker, Bytes& payload) {
   const Bytes keys = take_bytes(payload, head.count * sizeof(uint64_t));
   auto list = std::make_shared<KeyList>();
   list->keys.resize(head.count);
-  if (!keys.empty()) std::memcpy(list->keys.data(), keys.data(), keys.size());
+  copy_bytes(list->keys.data(), keys.data(), keys.size());
   const uint32_t slots = spec().slots;
   uint64_t before = 0;
   for (size_t i = 0; i < list->keys.size(); ++i) {

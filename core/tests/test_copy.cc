@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copying past the caches, with every width of stores that this processor has: what is copied, and
-// that nothing beside it is touched.
+// Copying plainly and past the caches, with every width of stores that this processor has: what is
+// copied, and that nothing beside it is touched.
 #include "../copy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -58,12 +59,38 @@ TEST(every_width_of_stores) {
         const std::byte* const source = from.data() + offset;
         Room alone, streamed, cached;
         copy(alone.bytes + kLine, nullptr, source, count);
+        Room plain;
+        copy(nullptr, plain.bytes + offset, source, count);
+        CHECK(plain.holds(source, offset, count));
         copy(streamed.bytes + kLine, cached.bytes + offset, source, count);
         end_of_streaming();
         CHECK(alone.holds(source, kLine, count));
         CHECK(streamed.holds(source, kLine, count));
         CHECK(cached.holds(source, offset, count));
       }
+}
+
+// From where memcpy is not asked, and across pages.
+TEST(long_ones_plainly) {
+  const Bytes from = pattern(20'000);
+  for (const size_t to : {0, 1, 16, 63, 64, 100})
+    for (const size_t at : {0, 1, 16, 48, 63})
+      for (const size_t count : {0, 1, 2047, 2048, 2049, 4096, 12'345}) {
+        Bytes room(20'000, std::byte{0xee}), wanted = room;
+        copy_bytes(room.data() + to, from.data() + at, count);
+        std::copy_n(from.begin() + ptrdiff_t(at), count, wanted.begin() + ptrdiff_t(to));
+        CHECK(room == wanted);
+      }
+}
+
+TEST(what_overlaps) {
+  for (const size_t to : {0, 1, 8, 64, 100, 5000})
+    for (const size_t at : {0, 1, 8, 64, 100, 5000}) {
+      Bytes room = pattern(20'000), wanted = room;
+      copy_bytes(room.data() + to, room.data() + at, 10'000);
+      std::memmove(wanted.data() + to, wanted.data() + at, 10'000);
+      CHECK(room == wanted);
+    }
 }
 
 }  // namespace
