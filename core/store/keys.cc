@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "copy.h"
 #include "kernels.h"
 #include "store/row_bytes.h"
 #include "store/rows.h"
@@ -91,7 +92,7 @@ struct Chains {
 void gather_rows(const KeyOrder& order, const TableSpec& spec, size_t first, size_t count,
                  const std::byte* given, std::byte* rows) {
   if (order.in_order()) {
-    std::copy_n(given + first * spec.bytes(), count * spec.bytes(), rows);
+    copy_bytes(rows, given + first * spec.bytes(), count * spec.bytes());
     return;
   }
   const bool assigns = spec.update.kind == UpdateKind::kAssign;
@@ -120,7 +121,7 @@ constexpr size_t kWriteAhead = 16;
 void scatter_rows(const KeyOrder& order, size_t row_bytes, size_t first, size_t count,
                   const std::byte* rows, std::byte* given) {
   if (order.in_order()) {
-    std::copy_n(rows, count * row_bytes, given + first * row_bytes);
+    copy_bytes(given + first * row_bytes, rows, count * row_bytes);
     return;
   }
   const uint32_t* const sources = order.sources.data();
