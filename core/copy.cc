@@ -26,26 +26,35 @@ void copy_plainly(std::byte* streamed, std::byte* cached, const std::byte* from,
 // The wider the stores, the less of a copy through the caches is spent on instructions (64 MB
 // between 4 processes: 8.6, 8.0, 7.5 ms).
 
+// Lines stay in registers: by way of the stack, where parts of them are stored and read again as
+// wider ones, stores past the caches took five times as long.
+
 void copy_lines_sse2(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kLine) {
-    __m128i line[4];
-    std::memcpy(line, from + at, kLine);
-    if (cached != nullptr) std::memcpy(cached + at, line, kLine);
-    if (streamed == nullptr) continue;
-    auto* past = reinterpret_cast<__m128i*>(streamed + at);
-    for (int i = 0; i < 4; ++i) _mm_stream_si128(past + i, line[i]);
+    const auto* const line = reinterpret_cast<const __m128i*>(from + at);
+    const __m128i parts[] = {_mm_loadu_si128(line), _mm_loadu_si128(line + 1),
+                             _mm_loadu_si128(line + 2), _mm_loadu_si128(line + 3)};
+    for (int i = 0; cached != nullptr && i < 4; ++i)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(cached + at) + i, parts[i]);
+    for (int i = 0; streamed != nullptr && i < 4; ++i)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(streamed + at) + i, parts[i]);
   }
 }
 
 __attribute__((target("avx"))) void copy_lines_avx(std::byte* streamed, std::byte* cached,
                                                    const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kLine) {
-    __m256i line[2];
-    std::memcpy(line, from + at, kLine);
-    if (cached != nullptr) std::memcpy(cached + at, line, kLine);
+    const auto* const line = reinterpret_cast<const __m256i*>(from + at);
+    const __m256i first = _mm256_loadu_si256(line), second = _mm256_loadu_si256(line + 1);
+    if (cached != nullptr) {
+      auto* const beside = reinterpret_cast<__m256i*>(cached + at);
+      _mm256_storeu_si256(beside, first);
+      _mm256_storeu_si256(beside + 1, second);
+    }
     if (streamed == nullptr) continue;
-    auto* past = reinterpret_cast<__m256i*>(streamed + at);
-    for (int i = 0; i < 2; ++i) _mm256_stream_si256(past + i, line[i]);
+    auto* const past = reinterpret_cast<__m256i*>(streamed + at);
+    _mm256_stream_si256(past, first);
+    _mm256_stream_si256(past + 1, second);
   }
 }
 

@@ -38,7 +38,6 @@
 #include "outbox.h"
 #include "plan.h"
 #include "stream.h"
-#include "streaming.h"
 
 namespace commute {
 
@@ -48,8 +47,8 @@ inline std::string named(int rank) {
   return "rank " + std::to_string(rank);
 }
 
-// Results from this size on may be stored past the caches where a plan allows it (streaming.h):
-// they would not stay in the L2 cache anyway.
+// Results from this size on are stored past the caches where a plan allows it: they would not stay
+// in the L2 cache anyway.
 constexpr size_t kStreamedBytes = 4 << 20;
 
 // Received bytes are reduced in pieces of this size, which stay in the L2 cache.
@@ -135,8 +134,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool receive_reduce_send(Lane& lane, const Instruction& step);
   void copy(const Lane& lane, const Instruction& step);
   void put(const Lane& lane, const Instruction& step);
-  bool may_stream(const Instruction& step) const;
-  size_t result_bytes() const;
+  bool streams(const Instruction& step) const;
   void reduce_many(const Lane& lane, const Instruction& step);
   void combine(void* to, const void* a, const void* b, size_t bytes) const;
   void combine_all(size_t targets, size_t bytes);
@@ -160,7 +158,6 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool hear_any();
   std::byte* place_of(int rank) const;
   void enter_to_fetch();
-  bool may_stream_fetched() const;
   void fetch(int peer);
   void fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes);
   void fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes);
@@ -207,7 +204,6 @@ class Executor : public std::enable_shared_from_this<Executor> {
   size_t fetched_ = 0;        // bytes, of the first one's block
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;  // null: the caller's own
-  Streaming streaming_;
   uint64_t messages_ = 0;
   mutable int touching_ = -1;  // the peer whose link was used last, for errors
 };

@@ -15,7 +15,6 @@ namespace commute {
 
 void Executor::begin_use() {
   ++links_.outbox_uses;
-  if (result_bytes() >= kStreamedBytes) streaming_.begin(plan_.collective, result_bytes());
   uint64_t words[3];
   operation_->call.pack(words);
   uint64_t history = links_.history + operation_->sequence;
@@ -34,7 +33,6 @@ void Executor::end_use() {
     for (size_t i = 0; i < plan_.signals_per_tile.size(); ++i)
       links_.signals[i] += tiles_ * plan_.signals_per_tile[i];
   }
-  if (result_bytes() >= kStreamedBytes) streaming_.end();
   links_.outboxes->signal(kFinished);
 }
 
@@ -81,12 +79,12 @@ void Executor::copy(const Lane& lane, const Instruction& step) {
   const Run to = run_of(step.dst_space, step.dst, step.count, lane.tile, plan_.rank);
   const size_t bytes = std::min(from.bytes, to.bytes);
   if (bytes == 0) return;
-  if (!may_stream(step)) return copy_bytes(to.at, from.at, bytes);
-  streaming_.store(bytes, [&](bool past_caches) {
-    if (!past_caches) return copy_bytes(to.at, from.at, bytes);
-    copy_past_caches(to.at, nullptr, from.at, bytes);
-    end_of_streaming();
-  });
+  if (!streams(step)) {
+    copy_bytes(to.at, from.at, bytes);
+    return;
+  }
+  copy_past_caches(to.at, nullptr, from.at, bytes);
+  end_of_streaming();
 }
 
 void Executor::put(const Lane& lane, const Instruction& step) {
@@ -96,24 +94,19 @@ void Executor::put(const Lane& lane, const Instruction& step) {
   const bool keeps = step.flags & kFlagKeep;
   std::byte* const kept =
       keeps ? run_of(Space::kOut, step.arg, step.count, lane.tile, plan_.rank).at : nullptr;
-  const auto put_plainly = [&] {
-    copy_bytes(to.at, from.at, from.bytes);
-    if (keeps) copy_bytes(kept, from.at, from.bytes);
-  };
-  if (!keeps || !may_stream(step)) return put_plainly();
-  streaming_.store(from.bytes, [&](bool past_caches) {
-    if (!past_caches) return put_plainly();
+  if (keeps && streams(step)) {
     copy_past_caches(kept, to.at, from.at, from.bytes);
     end_of_streaming();
-  });
+    return;
+  }
+  copy_bytes(to.at, from.at, from.bytes);
+  if (keeps) copy_bytes(kept, from.at, from.bytes);
 }
 
-size_t Executor::result_bytes() const {
-  return plan_.blocks[static_cast<int>(Space::kOut)] * operation_->call.count * item_bytes_;
-}
-
-bool Executor::may_stream(const Instruction& step) const {
-  return (step.flags & kFlagStreaming) && result_bytes() >= kStreamedBytes;
+bool Executor::streams(const Instruction& step) const {
+  const size_t blocks = plan_.blocks[static_cast<int>(Space::kOut)];
+  return (step.flags & kFlagStreaming) &&
+         blocks * operation_->call.count * item_bytes_ >= kStreamedBytes;
 }
 
 void Executor::reduce_many(const Lane& lane, const Instruction& step) {

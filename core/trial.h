@@ -31,11 +31,6 @@ class Trial {
     return first.least <= second.least ? kFirst : kSecond;
   }
 
-  bool settled() const {
-    const std::lock_guard lock(mutex_);
-    return tried_[kFirst].samples >= kSamples && tried_[kSecond].samples >= kSamples;
-  }
-
   void note(Form form, double seconds_per_byte) {
     const std::lock_guard lock(mutex_);
     if (tried_[form].samples >= kSamples) return;

@@ -21,7 +21,7 @@ step `dep_step` of lane `dep_lane` has ended in the same tile.
     recv_reduce_send  the same, and what has been reduced goes on to peer2 while it arrives
                       FIRST (both): dst = message (+) src
     copy              dst = src; from OUTBOX, `peer` says whose (the own rank is allowed)
-                      STREAMING: large arrays may be stored past the caches
+                      STREAMING: large arrays are stored past the caches
     reduce_many       dst = x0 (+) x1 (+) ..., always in rank order: of this rank its src, of each
                       other rank its outbox at chunk `arg`
                       BACK: stores also where it has read, into the outboxes of all other ranks
