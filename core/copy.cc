@@ -11,11 +11,6 @@
 namespace commute {
 namespace {
 
-constexpr size_t kLine = 64;
-
-// From here on memcpy may take the one instruction.
-constexpr size_t kLong = 2048;
-
 void copy_plainly(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
   if (streamed != nullptr) std::memcpy(streamed, from, bytes);
   if (cached != nullptr) std::memcpy(cached, from, bytes);
@@ -23,9 +18,13 @@ void copy_plainly(std::byte* streamed, std::byte* cached, const std::byte* from,
 
 #if defined(__x86_64__)
 
+constexpr size_t kLine = 64;
+// From here on memcpy may take the one instruction.
+constexpr size_t kLong = 2048;
+
 // The wider the stores, the less of a copy through the caches is spent on instructions (64 MB
 // between 4 processes: 8.6, 8.0, 7.5 ms).
-
+//
 // Lines stay in registers: by way of the stack, where parts of them are stored and read again as
 // wider ones, stores past the caches took five times as long.
 

@@ -89,6 +89,7 @@ class SharedChannel final : public Channel {
   // Of each payload, touched ahead: most messages are no longer. All of it would be 16 MB, which
   // took each end 8 ms.
   static constexpr size_t kTouchedBytes = 128 << 10;
+  static_assert(kTouchedBytes <= kPayloadMax);
 
   enum State : uint32_t { kFree = 0, kAsked = 1, kAnswered = 2 };
   struct Slot {

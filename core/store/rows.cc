@@ -360,7 +360,8 @@ uint32_t Rows::pages_for(size_t rows) const {
 
 void Rows::reserve(size_t rows) {
   rows = std::min<size_t>(rows, kUnknown);
-  if (rows > limit_) grow(pages_for(rows));
+  // No fewer pages than there are: places that were found stay within them.
+  if (rows > limit_) grow(std::max(pages_for(rows), static_cast<uint32_t>(index_.size())));
 }
 
 void Rows::expect(size_t rows) {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from commute import DataError, _core
+from commute.learn import cache as cache_module
 from commute.learn.cache import HEAD_BYTES, Block, cached
 from commute.learn.reader import BadLines, Stream
 from commute.learn.recipe import Recipe
@@ -36,7 +37,7 @@ class Run:
 
     def __init__(self, path: Path, *, streams: int = 1, epochs: int = 2, **changes: Any) -> None:
         recipe = changes.pop("recipe", Recipe(format="vw"))
-        training = Training(epochs=epochs, cache=True, batch=BATCH, **changes)
+        training = Training(**{"epochs": epochs, "cache": True, "batch": BATCH, **changes})
         self.sources = find([str(path)])
         plan = Plan(training=training, recipe=recipe, data=tuple(self.sources), folder="")
         self.said: list[str] = []
@@ -183,6 +184,15 @@ def test_another_size_of_batches(data):
 
     assert next(iter(cached(plan, stream, 0, 1, said.append))).count == BATCH + 1
     assert "made with other settings" in said[0]
+
+
+def test_batches_that_grow_in_another_way(data, monkeypatch):
+    """A cache of a version whose batches grew faster, or slower, is of other batches."""
+    Run(data, batch=0)
+    assert Run(data, batch=0).said == []
+    monkeypatch.setattr(cache_module, "BATCH_SHARE", 64)
+
+    assert "made with other settings" in Run(data, batch=0).said[0]
 
 
 @pytest.mark.parametrize("left", [-1, -8, HEAD_BYTES + 3, HEAD_BYTES])

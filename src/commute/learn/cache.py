@@ -29,7 +29,7 @@ import numpy as np
 from commute import _core
 from commute._errors import DataError
 from commute.learn.reader import Parsed, Stream
-from commute.learn.settings import Plan
+from commute.learn.settings import BATCH_SHARE, Plan
 from commute.learn.sources import Source
 
 __all__ = ["Block", "cached"]
@@ -52,6 +52,7 @@ class Head(msgspec.Struct, frozen=True):
     batch: int
     stream: int
     streams: int
+    share: int = 0  # a batch is at most so small a part of what was read; 0: all are equal
     bytes: int = 0  # of the whole file
 
 
@@ -72,7 +73,9 @@ def cached(
 ) -> Iterator[Block]:
     """All passes over a stream: from its cache, or the first one from text, which makes it."""
     sources = plan.data
-    head = Head(tuple(sources), plan.recipe.digest(), plan.training.batch, number, streams)
+    batch = plan.training.batch
+    share = 0 if batch else BATCH_SHARE
+    head = Head(tuple(sources), plan.recipe.digest(), batch, number, streams, share)
     path = Path(f"{sources[0].path}.cache.{number}-of-{streams}")
     left = plan.training.epochs
     why = _refused(path, head)

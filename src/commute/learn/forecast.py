@@ -35,6 +35,11 @@ class Forecast:
         """Whether it wants to know how many there are now."""
         return bool(self._due) and share >= self._due[0]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it wants to know nothing more."""
+        return not self._due
+
     def after(self, share: float, features: int) -> int:
         """How many to make room for; 0: nothing to do."""
         passed = [at for at in self._due if at <= share]

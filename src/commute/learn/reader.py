@@ -11,6 +11,7 @@ when there are more than allowed, reading ends with a DataError that names them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -189,7 +190,8 @@ def ahead(batches: Iterator[T]) -> Iterator[T]:
     ended = threading.Event()
 
     def fill() -> None:
-        os.nice(GIVES_WAY)  # of this thread alone
+        with contextlib.suppress(OSError):  # only a wish
+            os.nice(GIVES_WAY)  # of this thread alone
         last: Any = _END
         try:
             for batch in batches:

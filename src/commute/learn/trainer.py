@@ -95,12 +95,14 @@ class Trainer:
         self._streams = [_Place(batches) for batches in self._passes()]
         self._rooms: dict[int, Array] = {}
         self._turn = False  # which half of the rooms is next
+        # Whether this worker forecasts for all. A model that is loaded has its room.
+        self._forecasts = world.rank == 0 and plan.start_from is None
         self._forecast = Forecast()
         self.stopping = False  # set by Ctrl-C
         self.save: Callable[[], object] = lambda: None  # the model, in between
         self.rounds = 0
         self._learned = 0  # examples
-        self._course = [0]  # the same, after each round
+        self._course = [0]  # the same, after each round, while it forecasts
         self.seconds = self._begin = 0.0
 
     def train(self) -> None:
@@ -161,7 +163,6 @@ class Trainer:
             else:
                 following = []
             self.rounds += 1
-            self._course.append(self._learned)
             self._store.tick()  # counts where nothing was pushed in this round, and only there
             if in_step and self._all_finished(newly):
                 break
@@ -206,9 +207,10 @@ class Trainer:
         return self._rooms[room][:keys]
 
     def _make_room(self) -> None:
-        """For the features to come. A model that is loaded has its room."""
-        if self._world.rank != 0 or self._plan.start_from is not None:
+        """For the features to come."""
+        if not self._forecasts:
             return
+        self._course.append(self._learned)
         # Some examples that were read are not learned from yet: their features do not count.
         read = sum(stream.examples for stream in self._read)
         share = self._passes_done() * self._learned / max(read, 1)
@@ -221,6 +223,7 @@ class Trainer:
             rows := self._forecast.after(share, self.table.count())
         ):
             self.table.reserve(rows)
+        self._forecasts = not self._forecast.is_over
 
     def _learned_after(self, rounds: int) -> int:
         """The examples of so many rounds; of those that are to come, as of the last one."""

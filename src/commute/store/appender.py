@@ -26,6 +26,7 @@ import numpy as np
 __all__ = ["BLOCK_BYTES", "Appender"]
 
 BLOCK_BYTES: Final = 4096
+_REFUSED: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 Array = np.ndarray[Any, Any]
 
@@ -78,7 +79,7 @@ class Appender:
             try:
                 written = os.pwrite(self._fd, data.data, self._at)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
+                if error.errno not in _REFUSED or not self._direct:
                     raise
                 self._through_cache()
                 continue
@@ -87,7 +88,8 @@ class Appender:
 
     def _through_cache(self) -> None:
         if self._direct:
-            self._direct = not _set_direct(self._fd, False)
+            self._direct = False
+            _set_direct(self._fd, False)
 
 
 def _aligned(size: int) -> Array:
