@@ -52,7 +52,7 @@ class Head(msgspec.Struct, frozen=True):
     batch: int
     stream: int
     streams: int
-    share: int = 0  # a batch is at most so small a part of what was read; 0: all are equal
+    grows: int = 0  # a batch is at most so small a part of what was read; 0: all are equal
     bytes: int = 0  # of the whole file
 
 
@@ -74,8 +74,8 @@ def cached(
     """All passes over a stream: from its cache, or the first one from text, which makes it."""
     sources = plan.data
     batch = plan.training.batch
-    share = 0 if batch else BATCH_SHARE
-    head = Head(tuple(sources), plan.recipe.digest(), batch, number, streams, share)
+    grows = 0 if batch else BATCH_SHARE
+    head = Head(tuple(sources), plan.recipe.digest(), batch, number, streams, grows)
     path = Path(f"{sources[0].path}.cache.{number}-of-{streams}")
     left = plan.training.epochs
     why = _refused(path, head)
