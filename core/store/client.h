@@ -53,10 +53,11 @@ class Client {
     std::vector<std::byte> answers;  // of a question: of each part, in no order
   };
   using Owner = std::shared_ptr<const std::vector<std::byte>>;
-  // With the digests of its messages' lists, by first key and length, once a call needed them: the
+  // With the names of its messages' lists, by first key and length, once a call needed them: the
   // push of a ticket names the same lists as its pull. Only calls touch them, one at a time.
   struct RowOrder : KeyOrder {
-    mutable std::map<std::pair<uint32_t, uint32_t>, Digest> digests;
+    bool is_own = false;  // its lists are not looked for among others: numbers do as names
+    mutable std::map<std::pair<uint32_t, uint32_t>, Digest> names;
   };
   using Order = std::shared_ptr<const RowOrder>;
 
@@ -216,7 +217,8 @@ class Client {
     Bytes bytes;
   };
   Payload row_payload(Part& part, const TableSpec& spec, const RowCall& call, uint32_t first,
-                      uint32_t rows) const;
+                      uint32_t rows);
+  Digest name_of(const RowOrder& order, std::span<const uint64_t> keys);
   static KeysForm form_of(Part& part, const Digest& digest, Remember remember);
   std::shared_ptr<std::vector<std::byte>> buffer_of(size_t bytes) const;
   void send_keys(Line& line, size_t at);
@@ -248,6 +250,7 @@ class Client {
   StoreMessage next_;
   uint64_t last_call_ = 0;
   uint64_t last_number_ = 0;
+  uint64_t last_list_ = 0;
   size_t kept_bytes_ = 0;
   uint64_t sent_bytes_ = 0;
   size_t changes_ = 0;

@@ -73,12 +73,12 @@ TableSpec saved(const TableSpec& spec) {
 
 Client::Order Client::order_of(std::span<const uint64_t> keys) const {
   return std::make_shared<const RowOrder>(
-      RowOrder{KeyOrder::of(keys, settings_.slots, settings_.shards), {}});
+      RowOrder{KeyOrder::of(keys, settings_.slots, settings_.shards), false, {}});
 }
 
 Client::Order Client::distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
   return std::make_shared<const RowOrder>(
-      RowOrder{KeyOrder::distinct(keys, settings_.slots, settings_.shards, index), {}});
+      RowOrder{KeyOrder::distinct(keys, settings_.slots, settings_.shards, index), true, {}});
 }
 
 uint64_t Client::push_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {
@@ -185,12 +185,12 @@ uint64_t Client::send_rows(uint32_t id, StoreHeader header, const RowCall& call,
 }
 
 Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const RowCall& call,
-                                    uint32_t first, uint32_t rows) const {
+                                    uint32_t first, uint32_t rows) {
   const auto keys = std::span(call.order->keys).subspan(first, rows);
   KeysHead head{rows, KeysForm::kKeys, {}};
   if (call.remember != Remember::kNo && rows > 0) {
-    const auto [named, is_first] = call.order->digests.try_emplace({first, rows});
-    if (is_first) named->second = digest_of(keys);
+    const auto [named, is_first] = call.order->names.try_emplace({first, rows});
+    if (is_first) named->second = name_of(*call.order, keys);
     head.digest = named->second;
     head.form = form_of(part, head.digest, call.remember);
   }
@@ -207,6 +207,12 @@ Client::Payload Client::row_payload(Part& part, const TableSpec& spec, const Row
   const auto narrow = narrowed(spec.wire, {to + sizeof head + key_bytes, row_bytes});
   std::memcpy(to + sizeof head + key_bytes, narrow.data(), narrow.size());
   return {buffer, {to, sizeof head + key_bytes + narrow.size()}};
+}
+
+// A shard knows lists by worker, and may still know those of an earlier life of this one.
+Digest Client::name_of(const RowOrder& order, std::span<const uint64_t> keys) {
+  if (!order.is_own) return digest_of(keys);
+  return {++last_list_, hash_of(settings_.incarnation)};
 }
 
 KeysForm Client::form_of(Part& part, const Digest& digest, Remember remember) {

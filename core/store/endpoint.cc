@@ -153,6 +153,7 @@ void Endpoint::after_call(Then then) {
   if (moved && resting_) poller_->wake();
   if (embedded_ || then == Then::kWait || (then == Then::kReturn && client_.idle())) return;
   wants_background_ = true;
+  wants_answers_ |= then == Then::kBackground;
   if (!background_.joinable() && !closing_)
     background_ = std::thread([this] { background_loop(); });
   tell_others();
@@ -234,10 +235,13 @@ void Endpoint::background_loop() {
     your_turn_.wait(lock, [this] { return is_its_turn(); });
     if (closing_) return;
     const auto until = Clock::now() + kSlice;
-    if (drive(lock, until, true, [this] { return client_.quiet(); })) wants_background_ = false;
+    // What was only left to be sent is answered while somebody waits, or calls again: where a call
+    // is always under way, this thread would never rest.
+    const auto done = [this] { return wants_answers_ ? client_.quiet() : client_.idle(); };
+    if (drive(lock, until, true, done)) wants_background_ = wants_answers_ = false;
     // A broken channel is mended by the next call that waits.
     if (std::find(channels_.begin(), channels_.end(), nullptr) != channels_.end())
-      wants_background_ = false;
+      wants_background_ = wants_answers_ = false;
   }
 }
 

@@ -133,6 +133,7 @@ class Endpoint {
   bool resting_ = false;
   int waiters_ = 0;
   bool wants_background_ = false;
+  bool wants_answers_ = false;  // not only to be sent
   bool closing_ = false;
   Failure failure_;
   std::thread background_;

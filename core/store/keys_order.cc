@@ -331,7 +331,11 @@ class Numberer {
   bool run() {
     if (given_.empty() || !buckets_.has_places()) return false;
     room_.fit(buckets_.count() + kStepsMax, given_.size());
-    if (!number()) return false;
+    // With one shard places are hashes: a fourteenth of the time.
+    const bool spread = shards_ == 1
+                            ? number([](uint64_t hash) { return hash; })
+                            : number([this](uint64_t hash) { return buckets_.place_of(hash); });
+    if (!spread) return false;
     walk();
     sort();
     return true;
@@ -352,12 +356,13 @@ class Numberer {
   }
 
  private:
-  bool number() {
+  template <class PlaceOf>
+  bool number(PlaceOf place_of) {
     std::array<uint64_t, kAhead> places;
     for (size_t first = 0; first < given_.size(); first += kAhead) {
       const auto keys = given_.subspan(first, std::min(kAhead, given_.size() - first));
       for (size_t i = 0; i < keys.size(); ++i) {
-        places[i] = buckets_.place_of(hash_of(keys[i]));
+        places[i] = place_of(hash_of(keys[i]));
         __builtin_prefetch(&room_.table[buckets_.bucket(places[i])], 1);
       }
       if (!number(keys, places.data(), index_ + first)) return false;

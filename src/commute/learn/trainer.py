@@ -187,9 +187,12 @@ class Trainer:
         asked = []
         for it, room in zip(batches, rooms, strict=False):
             weights = self._space(room, len(it.ticket))
-            pull = self.table.pull_async if ahead else self.table.pull
-            pulled = pull(it.ticket, out=weights[:, None])
-            asked.append(Asked(it, weights, pulled if ahead else None))
+            coming = None
+            if ahead:
+                coming = self.table.pull_async(it.ticket, out=weights[:, None], background=False)
+            else:
+                self.table.pull(it.ticket, out=weights[:, None])
+            asked.append(Asked(it, weights, coming))
         return asked
 
     def _learn(self, asked: Sequence[Asked]) -> None:

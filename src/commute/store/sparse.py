@@ -160,11 +160,18 @@ class SparseTable(Table):
             self._finish(call, f"pull of {self.name!r}", timeout)
         return (result, self._ticket(keys, order, shape)) if ticket else result
 
-    def pull_async(self, keys: Any, *, out: Any = None, ticket: bool = False) -> Handle:
-        """As `pull`, returning at once; `wait()` gives the rows."""
+    def pull_async(
+        self, keys: Any, *, out: Any = None, ticket: bool = False, background: bool = True
+    ) -> Handle:
+        """As `pull`, returning at once; `wait()` gives the rows.
+
+        Args:
+            background: a thread takes what comes. If False it is taken by `wait()`, or on the way
+                by other calls: for those who wait soon, that is less to do.
+        """
         order, shape = self._order(keys, "pull_async")
         target, result = self._target(out, (*shape, self.width), "pull_async")
-        call = self._ask_rows(order, target, keys, ticket, -1.0)
+        call = self._ask_rows(order, target, keys, ticket, -1.0 if background else 0.0)
         value = (result, self._ticket(keys, order, shape)) if ticket else result
         return StoreHandle(self, call, f"pull of {self.name!r}", value)
 
