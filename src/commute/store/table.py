@@ -8,10 +8,9 @@ before anything is sent), the endpoint in the core does the rest (slicing, numbe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,7 @@ from commute import _core
 from commute._arrays import CODES, FLOATS, Buffer, overlap, writing
 from commute._errors import ArrayError, OperationTimeoutError, SettingError
 from commute._handle import Handle
-from commute.store.links import STANDING, refusal, seconds
+from commute.store.links import STANDING, Calling, refusal, seconds
 from commute.store.updates import Update, core_update, with_set
 
 if TYPE_CHECKING:
@@ -63,6 +62,21 @@ class TableInfo:
     copied_bytes: int
     cache_hits: int
     rows: int | None = None
+
+
+class Sending(Calling):
+    """As around any call; and what was to be sent may hold a NaN that its table rejects."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table._links)
+        self._table = table
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, ValueError) and error.args == ("NaN",):
+            raise self._table._with_nan() from None
+        super().__exit__(kind, error, traceback)
 
 
 class StoreHandle(Handle):
@@ -285,14 +299,9 @@ class Table:
                 return True
             return self._staleness is not None and self._endpoint.ahead(self._number)
 
-    @contextlib.contextmanager
-    def _sending(self) -> Iterator[None]:
+    def _sending(self) -> Sending:
         """Around a call that sends a contribution."""
-        try:
-            with self._links.calling():
-                yield
-        except ValueError as error:
-            raise self._with_nan() if error.args == ("NaN",) else error from None
+        return Sending(self)
 
     def _here(self, call: str) -> str:
         return f"{call} of table {self.name!r} on {self._links.me}"
