@@ -169,16 +169,18 @@ def _array(x: np.ndarray[Any, Any], call: str, *, written: bool) -> Buffer:
         if x.dtype.name != "bfloat16" or x.dtype.itemsize != 2:
             raise ArrayError(_unknown(call, str(x.dtype)))
         code = CODES["bfloat16"]
-    copied = not x.flags.c_contiguous
+    flags = x.flags
+    copied = not flags.c_contiguous
     if copied:
         if written:
             raise ArrayError(_strided(call, x.shape, "numpy.ascontiguousarray(x)"))
         x = np.ascontiguousarray(x)
-    if written and not x.flags.writeable:
+        flags = x.flags
+    if written and not flags.writeable:
         raise ArrayError(
             f"{call} writes into its array, got a read-only one; pass x.copy() or out="
         )
-    if not x.flags.aligned:
+    if not flags.aligned:
         raise ArrayError(f"{call} expected an array aligned to its elements; pass x.copy()")
     return Buffer(x.__array_interface__["data"][0], x.size, code, x.shape, x.nbytes, x, copied)
 

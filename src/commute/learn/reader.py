@@ -185,9 +185,16 @@ _END = object()
 
 
 def ahead(batches: Iterator[T]) -> Iterator[T]:
-    """The same items, made by a thread that stays a little ahead. Close it to end the thread."""
-    ready: queue.Queue[Any] = queue.Queue(AHEAD)
+    """The same items, made by a thread that stays a little ahead. Close it to end the thread.
+
+    Queues of C, one for items and one for the room there is for them: a queue.Queue takes twenty
+    calls of Python for an item, while it is needed elsewhere.
+    """
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended = threading.Event()
+    for _ in range(AHEAD):
+        room.put(None)
 
     def fill() -> None:
         with contextlib.suppress(OSError):  # only a wish
@@ -195,29 +202,23 @@ def ahead(batches: Iterator[T]) -> Iterator[T]:
         last: Any = _END
         try:
             for batch in batches:
-                if not _put(ready, batch, ended):
+                room.get()
+                if ended.is_set():
                     return
+                ready.put(batch)
         except BaseException as error:  # raised again where the batches are used
             last = error
-        _put(ready, last, ended)
+        ready.put(last)
 
     thread = threading.Thread(target=fill, name="commute-reader", daemon=True)
     thread.start()
     try:
         while (batch := ready.get()) is not _END:
+            room.put(None)
             if isinstance(batch, BaseException):
                 raise batch
             yield batch
     finally:
         ended.set()
+        room.put(None)
         thread.join()
-
-
-def _put(ready: queue.Queue[Any], item: Any, ended: threading.Event) -> bool:
-    while not ended.is_set():
-        try:
-            ready.put(item, timeout=0.1)
-            return True
-        except queue.Full:
-            continue
-    return False
