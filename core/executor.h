@@ -161,7 +161,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void fetch(int peer);
   void fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes);
   void fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes);
-  std::byte* way_through_caches();
+  bool fetches_much() const;
+  std::byte* way_through_caches(size_t place_in_page);
   size_t fetch_payload_bytes() const;
   std::byte* fetch_payload(int rank) const;
   std::atomic_ref<std::byte> block_fetched(int of, int by) const;
