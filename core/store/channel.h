@@ -80,7 +80,7 @@ class SharedChannel final : public Channel {
   int other_core() const override;
 
  private:
-  static constexpr uint64_t kRequests = 16;
+  static constexpr uint64_t kRequests = 12;
   static constexpr uint64_t kReplies = 8;
   static constexpr size_t kHeadBytes = 4096;
   // Payloads begin on a page: they are copied page by page.

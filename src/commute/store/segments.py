@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 BLOCK_BYTES: Final = 16 << 20
-HELD_BYTES: Final = 4 << 20  # written at once
+HELD_BYTES: Final = 2 << 20  # written at once; of more, memory new to the process takes longer
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's
 _LENGTH: Final = struct.Struct("<Q")
 _ALIGNED_BYTES: Final = 64  # where the data of a small segment begins
