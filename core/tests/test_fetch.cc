@@ -147,18 +147,19 @@ TEST(arrays_may_lie_anywhere_in_their_pages) {
   for (const auto& [count, rounds] : {std::pair{size_t{9'001}, 24}, std::pair{size_t{300'001}, 18}})
     for (const auto& [from, to] : {std::pair{0, 16}, std::pair{16, 0}, std::pair{48, 56}}) {
       Ranks ranks(2, kLink);
-      ranks.run([&, count = count, rounds = rounds, from = from, to = to](int rank, Engine& engine) {
-        const auto executor = engine.bind(fetch_of(rank, 2, Collective::kAlltoall), kTile);
-        std::vector<std::byte> in_room, out_room;
-        const size_t bytes = 2 * count * sizeof(int64_t);
-        auto* const in = reinterpret_cast<int64_t*>(placed(in_room, bytes, size_t(from)));
-        auto* const out = reinterpret_cast<int64_t*>(placed(out_room, bytes, size_t(to)));
-        for (int round = 0; round < rounds; ++round) {
-          std::ranges::copy(sent(rank, 2, round, count), in);
-          CHECK(finish(engine, submit(engine, executor, in, out, count)));
-          CHECK(all_came(Array(out, out + 2 * count), rank, 2, round, count));
-        }
-      });
+      ranks.run(
+          [&, count = count, rounds = rounds, from = from, to = to](int rank, Engine& engine) {
+            const auto executor = engine.bind(fetch_of(rank, 2, Collective::kAlltoall), kTile);
+            std::vector<std::byte> in_room, out_room;
+            const size_t bytes = 2 * count * sizeof(int64_t);
+            auto* const in = reinterpret_cast<int64_t*>(placed(in_room, bytes, size_t(from)));
+            auto* const out = reinterpret_cast<int64_t*>(placed(out_room, bytes, size_t(to)));
+            for (int round = 0; round < rounds; ++round) {
+              std::ranges::copy(sent(rank, 2, round, count), in);
+              CHECK(finish(engine, submit(engine, executor, in, out, count)));
+              CHECK(all_came(Array(out, out + 2 * count), rank, 2, round, count));
+            }
+          });
     }
 }
 
