@@ -298,6 +298,40 @@ TEST(an_order_names_the_same_lists_again) {
   }
 }
 
+// Of distinct keys lists are named by numbers: each order has its own, and each life of a worker,
+// for a shard may still know lists of the life before.
+TEST(an_order_of_distinct_keys_has_names_of_its_own) {
+  Hand hand(-1);
+  const auto keys = keys_here(4);
+  std::vector<uint32_t> index(keys.size());
+  std::vector<float> memory(keys.size() * hand.spec.count);
+  const auto name_in = [&](Client& client, const Client::Order& order) {
+    client.pull_rows(0,
+                     {order, nullptr, reinterpret_cast<std::byte*>(memory.data()), false,
+                      Client::Remember::kYes, true},
+                     [] {});
+    const StoreMessage* const message = client.next(Hand::kShard);
+    CHECK(message != nullptr);
+    Bytes payload = message->payload;
+    const Digest name = take<KeysHead>(payload).digest;
+    client.sent(Hand::kShard);
+    return name;
+  };
+  Client& client = hand.clients[0];
+  const auto first = client.distinct_of(keys, index.data());
+  const auto second = client.distinct_of(keys, index.data());
+  const Digest name = name_in(client, first);
+  CHECK(name != name_in(client, second));
+  CHECK(name == name_in(client, first));
+
+  Client later(Client::Settings{0, 2, Hand::kShards, Planted::kNone, Hand::kSlots, 400});
+  later.declare_table("s/e", hand.spec, "e");
+  hand.ask_directory(later, 0);
+  later.declare("s/e", hand.spec, {});
+  while (later.next(Hand::kShard) != nullptr) later.sent(Hand::kShard);
+  CHECK(name != name_in(later, later.distinct_of(keys, index.data())));
+}
+
 TEST(what_is_remembered_is_bounded) {
   Hand hand(-1);
   Slot& slot = const_cast<Slot&>(hand.shard.slots().begin()->second);

@@ -356,6 +356,27 @@ def test_distinct_keys_are_those_of_numpy(ranks, rng, shards, count):
     np.testing.assert_array_equal(twice, 2 * given)
 
 
+def test_rows_that_no_thread_takes(ranks, rng):
+    """They come with `wait`, with `done` if it is asked often enough, and past other calls."""
+    keys = rng.integers(0, 2**64, size=40_000, dtype=np.uint64)  # several messages
+    given = gradients(rng, len(keys), 1, "int64")
+
+    def work(group: Group) -> Any:
+        e = group.store(staleness=None).sparse("e", 1, "int64")
+        ticket, index = e.distinct(keys)
+        e.push(ticket, given[: len(ticket)])
+        handles = [e.pull_async(ticket, background=False) for _ in range(3)]
+        e.push(ticket, given[: len(ticket)], last=True)
+        while not handles[1].done():
+            pass
+        return [handle.wait() for handle in handles], e.pull(keys), index
+
+    [(early, late, index)] = ranks(1, shards=2).values(work)
+    for rows in early:
+        np.testing.assert_array_equal(rows, given[: len(rows)])
+    np.testing.assert_array_equal(late, 2 * given[index])
+
+
 def test_a_ticket_of_a_pull_under_way(stores):
     workers = stores(2)
     a, b = workers.rows("e", 1, "int64")
