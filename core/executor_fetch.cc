@@ -45,16 +45,15 @@ constexpr size_t kAtOnceBytes = 64 << 20;
 constexpr size_t kWayBytes = 512 << 10;
 // The system copies by the one instruction that on AMD's processors is slow where the destination
 // lies a little further in its page than the source (copy.h): 16 MB of an array of `empty` into one
-// of NumPy's took 6.9 ms between 2 ranks, 2.2 the other way round, and 2.8 by a way that lies in
+// of NumPy's took 6.9 ms between 2 ranks, 2.2 the other way round, and 3.0 by a way that lies in
 // its page as the source does. So blocks of so many bytes that lie awkwardly are a trial of their
 // own.
 constexpr size_t kAwkwardBytes = 64 << 10;
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kLineBytes = 64;
 
 bool is_awkward(uintptr_t from, const std::byte* to, size_t bytes) {
   const size_t further = (reinterpret_cast<uintptr_t>(to) - from) % kPageBytes;
-  return further > 0 && further < kLineBytes && bytes >= kAwkwardBytes;
+  return further > 0 && further < kCacheLineBytes && bytes >= kAwkwardBytes;
 }
 
 constexpr auto kStraight = Trial::kFirst;
