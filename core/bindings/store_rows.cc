@@ -32,10 +32,11 @@ Keys order_of(Endpoint& self, uintptr_t address, size_t count) {
   return {self.order_of({reinterpret_cast<const uint64_t*>(address), count}), count};
 }
 
-Keys distinct_of(Endpoint& self, uintptr_t address, size_t count, uintptr_t index) {
+Keys distinct_of(Endpoint& self, uintptr_t address, size_t count, uintptr_t index,
+                 bool come_again) {
   const nb::gil_scoped_release released;
   const Client::Order order = self.distinct_of({reinterpret_cast<const uint64_t*>(address), count},
-                                               reinterpret_cast<uint32_t*>(index));
+                                               reinterpret_cast<uint32_t*>(index), come_again);
   return {order, order->keys.size()};
 }
 
@@ -187,7 +188,8 @@ void bind_rows(nb::class_<Endpoint>& endpoint, nb::module_& module) {
       .def_prop_ro("unique", [](const Keys& self) { return self.order->keys.size(); });
   module.def("distinct_keys", &distinct_keys, nb::arg("keys").noconvert());
   endpoint.def("order_of", &order_of, nb::arg("address"), nb::arg("count"))
-      .def("distinct_of", &distinct_of, nb::arg("address"), nb::arg("count"), nb::arg("index"))
+      .def("distinct_of", &distinct_of, nb::arg("address"), nb::arg("count"), nb::arg("index"),
+           nb::arg("come_again"))
       .def("push_rows", &push_rows, nb::arg("table"), nb::arg("keys"), nb::arg("given"),
            nb::arg("scale"), nb::arg("out"), nb::arg("piece"), nb::arg("remember"),
            nb::arg("asked"), nb::arg("reject_nan"), nb::arg("seconds"), nb::arg("kept"),

@@ -94,7 +94,8 @@ class Client {
     bool asked_about = true;
   };
   Order order_of(std::span<const uint64_t> keys) const;
-  Order distinct_of(std::span<const uint64_t> keys, uint32_t* index) const;
+  // `come_again`: in other orders too, so that their lists are known by what is in them.
+  Order distinct_of(std::span<const uint64_t> keys, uint32_t* index, bool come_again = false) const;
   uint64_t push_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t pull_rows(uint32_t table, const RowCall& call, const std::function<void()>& move);
   uint64_t drop_rows(uint32_t table, const RowCall& call);

@@ -76,9 +76,10 @@ Client::Order Client::order_of(std::span<const uint64_t> keys) const {
       RowOrder{KeyOrder::of(keys, settings_.slots, settings_.shards), false, {}});
 }
 
-Client::Order Client::distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
-  return std::make_shared<const RowOrder>(
-      RowOrder{KeyOrder::distinct(keys, settings_.slots, settings_.shards, index), true, {}});
+Client::Order Client::distinct_of(std::span<const uint64_t> keys, uint32_t* index,
+                                  bool come_again) const {
+  return std::make_shared<const RowOrder>(RowOrder{
+      KeyOrder::distinct(keys, settings_.slots, settings_.shards, index), !come_again, {}});
 }
 
 uint64_t Client::push_rows(uint32_t id, const RowCall& call, const std::function<void()>& move) {

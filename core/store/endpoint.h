@@ -72,8 +72,9 @@ class Endpoint {
   // Within `call`: moves what can be moved already.
   void move() { turn(); }
   Client::Order order_of(std::span<const uint64_t> keys) const { return client_.order_of(keys); }
-  Client::Order distinct_of(std::span<const uint64_t> keys, uint32_t* index) const {
-    return client_.distinct_of(keys, index);
+  Client::Order distinct_of(std::span<const uint64_t> keys, uint32_t* index,
+                            bool come_again) const {
+    return client_.distinct_of(keys, index, come_again);
   }
   // Without moving anything, also of a store that has failed.
   template <class F>

@@ -525,6 +525,20 @@ def test_a_ticket_saves_the_keys_too(stores, rng):
     assert sent_bytes(e) - before < 4.5 * len(keys) and (e.pull(ticket) == 1).all()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_distinct_keys_that_come_again(stores, rng, cached):
+    """In another ticket they are known where the table remembers keys, and only there."""
+    (e,) = stores(1, staleness=None).rows("e", 1, cache_keys=cached)
+    keys = np.unique(rng.integers(0, 2**64, size=20_000, dtype=np.uint64))
+    sent = []
+    for _ in range(2):
+        before = sent_bytes(e)
+        e.pull(e.distinct(keys)[0])
+        sent.append((sent_bytes(e) - before) / len(keys))
+
+    assert sent[0] > 8 and (sent[1] < 0.5 if cached else sent[1] > 8)
+
+
 def test_a_ticket_after_its_last_push(stores, rng):
     """The servers have forgotten its keys; who uses it all the same sends them again."""
     (e,) = stores(1, staleness=None).rows("e", 1)

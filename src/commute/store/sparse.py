@@ -205,7 +205,9 @@ class SparseTable(Table):
         self._store._check()
         array = _as_keys(keys, self._here("distinct"))
         index = np.empty(array.shape, np.uint32)
-        order = self._endpoint.distinct_of(array.ctypes.data, array.size, index.ctypes.data)
+        order = self._endpoint.distinct_of(
+            array.ctypes.data, array.size, index.ctypes.data, self._cache_keys
+        )
         return Ticket(self, order, (order.given,)), index
 
     def push_pull(
