@@ -51,6 +51,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_configure() -> None:
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and all they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in filter(_from_launcher, list(os.environ)):
         del os.environ[name]
 
