@@ -50,6 +50,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& operator=(const Engine&) = delete;
 
   int rank() const { return settings_.rank; }
+  int ranks() const { return settings_.ranks; }
   const std::shared_ptr<Poller>& poller() const { return poller_; }
 
   // Whether waiting may begin with spinning: there is a core for each local rank.

@@ -23,12 +23,15 @@ from commute._handle import Handle
 from commute._runner import Runner
 from commute._wiring import Wiring
 from commute.group.bound import core_plan
-from commute.group.fast import TAKEN_OVER, FastCalls
+from commute.group.fast import FastCalls
 from commute.group.reductions import SUM, OpLike, Reduction, reduction
 from commute.group.shared_arrays import SharedArrays, SharedPart
 from commute.plan import Collective
 
 NOTHING: Final = Buffer(0, 0, 1, (), 0, None)
+AXES_MAX: Final = 64  # as many as NumPy has
+# What a scatter tells ahead (exchanges.py): dtype, whether it is a tensor, how many axes, lengths.
+HEAD_WORDS: Final = 3 + AXES_MAX
 
 
 class Call(NamedTuple):
@@ -243,15 +246,16 @@ class Calls:
         self._shared = SharedArrays(self._runner.engine)
         self._fast = FastCalls(
             self._runner,
-            {collective: getattr(self, collective.label) for collective in TAKEN_OVER},
-            roots=self.size,
-            sizes=[plans.LINE_BYTES, (1 << 63) - 1],
+            {collective: getattr(self, collective.label) for collective in Collective},
+            ranks=self.size,
+            fetches=self._wiring.fetches,
+            head_words=HEAD_WORDS,
             timeout=self.timeout,
         )
         for collective, call in self._fast.calls.items():
             self.__dict__[collective.label] = call
 
     def _drop_fast_calls(self) -> None:
-        for collective in TAKEN_OVER:
+        for collective in Collective:
             self.__dict__.pop(collective.label, None)  # it holds this group
         self._fast = None

@@ -17,11 +17,8 @@ import numpy as np
 
 from commute._arrays import Buffer, empty_like, empty_of, is_tensor, reading, writing
 from commute._handle import Handle
-from commute.group.calls import NOTHING, Call, Calls
+from commute.group.calls import HEAD_WORDS, NOTHING, Call, Calls
 from commute.plan import Collective, choose
-
-AXES_MAX = 64  # as many as NumPy has
-_HEAD_WORDS = 3 + AXES_MAX  # dtype, whether it is a tensor, how many axes, their lengths
 
 
 class Exchanges(Calls):
@@ -139,9 +136,10 @@ class Exchanges(Calls):
         All ranks call this, with the same shape and dtype. `allreduce` and `broadcast` of such
         arrays, or of contiguous parts of them, copy nothing that is not the result: of large ones
         they are two to three times as fast. Every rank must then pass the same part of the same
-        array. In all else it is an array as any other: `torch.from_numpy` views it, and its memory
-        is used again when its last view has gone. A peer that dies during a call leaves it half
-        written, and the call raises.
+        array. `alltoall` and `scatter` out of such arrays, or any parts of them, read them where
+        they are. In all else it is an array as any other: `torch.from_numpy` views it, and its
+        memory is used again when its last view has gone. A peer that dies during a call leaves it
+        half written, and the call raises.
 
         Where not all ranks share memory it is an ordinary array, with which the same calls work.
 
@@ -198,7 +196,7 @@ class Exchanges(Calls):
             call = self._scatter_from_here(x, out)
             self._send_head(_head(call.source, is_tensor(x)), root, timeout, background)
             return call
-        head = np.zeros(_HEAD_WORDS, np.int64)
+        head = np.zeros(HEAD_WORDS, np.int64)
         if out is None:
             self._run(self._head_call(head, root), None, False, timeout)
             return self._scatter_into(_told(head), root)
@@ -251,7 +249,7 @@ class Exchanges(Calls):
 def _head(source: Buffer, tensor: bool) -> Any:
     """What a rank needs to know to make room for its part."""
     axes = source.shape[1:]
-    head = np.zeros(_HEAD_WORDS, np.int64)
+    head = np.zeros(HEAD_WORDS, np.int64)
     head[:3] = source.dtype, tensor, len(axes)
     head[3 : 3 + len(axes)] = axes
     return head

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled call path in front of a group's most used calls; see core/bindings/fast_call.cc.
+"""The compiled call path in front of a group's blocking calls; see core/bindings/fast_call.cc.
 
 A call goes through the Python method until its plan is bound; `learn` then shows the compiled path
 which plan that was, and from the next call on the method is not entered any more.
@@ -17,23 +17,23 @@ from commute import _core
 from commute._arrays import CODES, Buffer
 from commute._runner import Runner
 from commute.group.shared_arrays import SharedPart
-from commute.plan import Collective
-
-TAKEN_OVER = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.BARRIER)
+from commute.plan import Collective, shared_bounds
 
 
 class FastCalls:
-    """One compiled callable per collective that is taken over; none where NumPy is unknown."""
+    """One compiled callable per collective; none where NumPy is unknown."""
 
     def __init__(
         self,
         runner: Runner,
         methods: dict[Collective, Callable[..., Any]],
         *,
-        roots: int,
-        sizes: list[int],
+        ranks: int,
+        fetches: bool,
+        head_words: int,
         timeout: float,
     ) -> None:
+        """`head_words`: of what a scatter tells ahead of its blocks."""
         descrs: list[object] = [np.dtype(name) if name != "bfloat16" else None for name in CODES]
         sample = np.zeros(3, dtype=np.float32)
         address = sample.__array_interface__["data"][0]
@@ -45,8 +45,11 @@ class FastCalls:
             )
             if call is None:
                 return
-            _core.expect(call, roots if collective.rooted else 1, sizes, timeout)
+            roots = ranks if collective.rooted else 1
+            _core.expect(call, roots, shared_bounds(collective, fetches), timeout)
             self.calls[collective] = call
+        scatter, broadcast = (self.calls[one] for one in (Collective.SCATTER, Collective.BROADCAST))
+        _core.send_heads_by(scatter, broadcast, head_words)
 
     def learn(self, collective: Collective, executor: _core.Executor, nbytes: int) -> None:
         """This is the plan that is chosen for so many bytes."""

@@ -13,7 +13,15 @@ they are first asked for: a group needs neither until it binds a plan.
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import algorithms, build
-from .choose import DIRECT, LINE_BYTES, candidates, choose, in_rank_order, tile_bytes
+from .choose import (
+    DIRECT,
+    LINE_BYTES,
+    candidates,
+    choose,
+    in_rank_order,
+    shared_bounds,
+    tile_bytes,
+)
 from .chunk import bounds
 from .instructions import INSTRUCTION, SLOTS, Collective, Flag, Op, Space
 from .plan import Plan, PlanError, arrays_of, pipelined
@@ -45,6 +53,7 @@ __all__ = [
     "in_rank_order",
     "pipelined",
     "prove",
+    "shared_bounds",
     "show",
     "tile_bytes",
     "verify",

@@ -76,6 +76,7 @@ DIRECT_TILE_BYTES = 64 << 20
 # a little twice. An alltoall of 64 KB took 79 us against 69 between 4 ranks, 256 KB 132 against 143
 # and 34 against 42 between 2, 1 MB 114 against 150.
 FETCHED_BYTES = 128 << 10
+_BYTES_MAX = (1 << 63) - 1
 # What fits the lines of the kernels (core/outbox.h); up to there they are the quickest.
 LINE_BYTES = 16 << 10
 
@@ -227,6 +228,14 @@ def _quickest_shared(collective: Collective, nbytes: int, names: tuple[str, ...]
         return "line" if small else "two-shot"
     has_kernel = collective in (Collective.BROADCAST, Collective.BARRIER)
     return "line" if small and has_kernel else "shared"
+
+
+def shared_bounds(collective: Collective, fetches: bool) -> list[int]:
+    """Up to how many bytes `choose` has the same answer in shared memory; the last is no bound."""
+    names = candidates(collective, "memory", fetches)
+    lines, fetched = LINE_BYTES, FETCHED_BYTES - 1
+    bounds = [lines] * ("line" in names) + [fetched] * (FETCH in names)
+    return [*bounds, _BYTES_MAX]
 
 
 def _forced(

@@ -3,7 +3,16 @@
 
 import pytest
 
-from commute.plan import Collective, algorithms, build, candidates, choose, tile_bytes, verify
+from commute.plan import (
+    Collective,
+    algorithms,
+    build,
+    candidates,
+    choose,
+    shared_bounds,
+    tile_bytes,
+    verify,
+)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +182,22 @@ def test_memory_that_others_may_read() -> None:
     assert choose("allgather", 4, 1 << 20, "memory", fetches=True) == "shared"
     with pytest.raises(ValueError, match=r"'fetch' needs .* read each other's processes; choose"):
         choose("alltoall", 4, 1 << 20, "memory", algorithm="fetch")
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+@pytest.mark.parametrize("collective", Collective)
+def test_bounds_of_choices_in_shared_memory(collective: Collective, fetches: bool) -> None:
+    """Between two bounds the answer is the same, and beyond each of them it is another."""
+    bounds = shared_bounds(collective, fetches)
+    sizes = [0, *range(1, 300_000, 777), 1 << 30, *(b + by for b in bounds for by in (-1, 0, 1))]
+
+    def chosen(nbytes: int) -> str:
+        return choose(collective, 4, nbytes, "memory", fetches=fetches)
+
+    def number(nbytes: int) -> int:
+        return next(i for i, bound in enumerate(bounds) if nbytes <= bound)
+
+    assert bounds == sorted(bounds)
+    names = {(number(size), chosen(size)) for size in sizes if size <= bounds[-1]}
+    assert len(names) == len(bounds)
+    assert all(chosen(low) != chosen(low + 1) for low in bounds[:-1])
