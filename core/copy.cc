@@ -21,6 +21,10 @@ void copy_plainly(std::byte* streamed, std::byte* cached, const std::byte* from,
 constexpr size_t kLine = 64;
 // From here on memcpy may take the one instruction.
 constexpr size_t kLong = 2048;
+// What is read is asked for so far ahead: of 8 MB past the caches, by each of two processes, 2 KB
+// gained a sixth and 4 KB or more a fifth (0.63, 0.53, 0.50 ms, AMD EPYC); the processor's own
+// guesses end with the page.
+constexpr size_t kAhead = 4096;
 
 // The wider the stores, the less of a copy through the caches is spent on instructions (64 MB
 // between 4 processes: 8.6, 8.0, 7.5 ms).
@@ -28,8 +32,14 @@ constexpr size_t kLong = 2048;
 // Lines stay in registers: by way of the stack, where parts of them are stored and read again as
 // wider ones, stores past the caches took five times as long.
 
+inline void ask_ahead(const std::byte* from, size_t at, size_t bytes) {
+  if (at + kAhead < bytes)
+    _mm_prefetch(reinterpret_cast<const char*>(from + at + kAhead), _MM_HINT_T0);
+}
+
 void copy_lines_sse2(std::byte* streamed, std::byte* cached, const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kLine) {
+    ask_ahead(from, at, bytes);
     const auto* const line = reinterpret_cast<const __m128i*>(from + at);
     const __m128i parts[] = {_mm_loadu_si128(line), _mm_loadu_si128(line + 1),
                              _mm_loadu_si128(line + 2), _mm_loadu_si128(line + 3)};
@@ -43,6 +53,7 @@ void copy_lines_sse2(std::byte* streamed, std::byte* cached, const std::byte* fr
 __attribute__((target("avx"))) void copy_lines_avx(std::byte* streamed, std::byte* cached,
                                                    const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kLine) {
+    ask_ahead(from, at, bytes);
     const auto* const line = reinterpret_cast<const __m256i*>(from + at);
     const __m256i first = _mm256_loadu_si256(line), second = _mm256_loadu_si256(line + 1);
     if (cached != nullptr) {
@@ -61,6 +72,7 @@ __attribute__((target("avx512f"))) void copy_lines_avx512(std::byte* streamed, s
                                                           const std::byte* from, size_t bytes) {
 #pragma GCC unroll 4
   for (size_t at = 0; at < bytes; at += kLine) {
+    ask_ahead(from, at, bytes);
     const __m512i line = _mm512_loadu_si512(from + at);
     if (cached != nullptr) _mm512_storeu_si512(cached + at, line);
     if (streamed != nullptr) _mm512_stream_si512(reinterpret_cast<__m512i*>(streamed + at), line);

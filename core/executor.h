@@ -158,8 +158,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool hear_any();
   std::byte* place_of(int rank) const;
   void enter_to_fetch();
+  void copy_own_block();
+  Progress own_block_or_blocked();
   void fetch(int peer);
   void fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes);
+  void fetch_from_room(const std::byte* from, std::byte* to, size_t bytes) const;
   void fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes);
   bool fetches_much() const;
   std::byte* way_through_caches(size_t place_in_page);
@@ -203,6 +206,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   int heard_ = 0;             // ranks below this have been heard of, for a kernel with lines
   std::vector<int> to_hear_;  // of whom there is a block to fetch, or a line to see
   size_t fetched_ = 0;        // bytes, of the first one's block
+  bool own_copied_ = false;   // the block that this rank has for itself
   size_t lanes_left_ = 0;
   Reduce reduce_ = nullptr;  // null: the caller's own
   uint64_t messages_ = 0;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An alltoall, or a scatter, in which everyone fetches its blocks from the memory of the others, by
-// a system call that reads another process (outbox.h): each byte is copied once, not into an outbox
-// and out of it.
+// An alltoall, or a scatter, in which everyone fetches its blocks from the memory of the others: by
+// a system call that reads another process (outbox.h), or, where the other's array is one of
+// `empty`, from its room, which is mapped here. Each byte is copied once, not into an outbox and
+// out of it.
 //
-//   entered    the line says what was called, and where this rank's array is; the own block is
-//              copied
+//   entered    the line says what was called, and where this rank's array is
 //   fetching   of each peer whose line is there, which is told when its block is fetched; the root
-//              of a scatter only looks that all called the same
+//              of a scatter only looks that all called the same. The own block is copied when no
+//              line is there, or at the end: peers wait for what they fetch, nobody for this
 //   fetched    waits until all have fetched what they need of this rank's array
 //
 // Invariant: whoever has seen a rank's line may read its array until it has told that it has, and
@@ -94,17 +95,27 @@ void Executor::enter_to_fetch() {
   enter();
   list_whom_to_hear();
   fetched_ = 0;
+  own_copied_ = !is_read() || operation_->call.count == 0;
+}
+
+void Executor::copy_own_block() {
   const size_t bytes = operation_->call.count * item_bytes_;
-  if (bytes == 0 || !is_read()) return;
   copy_past_caches(place_of(plan_.rank), nullptr, operation_->in + size_t(plan_.rank) * bytes,
                    bytes);
   end_of_streaming();
+  own_copied_ = true;
 }
 
 // Where the block that comes from a rank goes.
 std::byte* Executor::place_of(int rank) const {
   const size_t block = plan_.collective == Collective::kAlltoall ? size_t(rank) : 0;
   return operation_->out + block * operation_->call.count * item_bytes_;
+}
+
+Executor::Progress Executor::own_block_or_blocked() {
+  if (own_copied_) return Progress::kBlocked;
+  copy_own_block();
+  return Progress::kMoved;
 }
 
 Executor::Progress Executor::advance_fetch() {
@@ -115,12 +126,13 @@ Executor::Progress Executor::advance_fetch() {
   const size_t bytes = operation_->call.count * item_bytes_;
   const bool reads = plan_.collective == Collective::kAlltoall || !is_read();
   for (; !to_hear_.empty(); to_hear_.erase(to_hear_.begin()), fetched_ = 0) {
-    if (fetched_ == 0 && !hear_any()) return Progress::kBlocked;
+    if (fetched_ == 0 && !hear_any()) return own_block_or_blocked();
     if (!reads) continue;
     fetch(to_hear_.front());
     if (fetched_ < bytes) return Progress::kMoved;
     tell_fetched(to_hear_.front());
   }
+  if (!own_copied_) copy_own_block();
   if (yet_to_fetch() >= 0) return Progress::kBlocked;
   end_use();
   return Progress::kDone;
@@ -143,6 +155,8 @@ void Executor::fetch(int peer) {
 }
 
 void Executor::fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes) {
+  if (const std::byte* const here = links_.outboxes->in_room_of(peer, from, bytes))
+    return fetch_from_room(here, to, bytes);
   const bool awkward = is_awkward(from, to, bytes);
   if (!awkward && (plan_.collective != Collective::kAlltoall || !fetches_much()))
     return links_.outboxes->fetch(peer, from, to, bytes);
@@ -154,6 +168,13 @@ void Executor::fetch_step(int peer, uintptr_t from, std::byte* to, size_t bytes)
     fetch_by_way(peer, from, to, bytes);
   const std::chrono::duration<double> took = Clock::now() - begun;
   if (awkward || bytes >= kWayBytes) trial(awkward).note(form, took.count() / double(bytes));
+}
+
+// The system has no part in this: what lies in a room is mapped by all.
+void Executor::fetch_from_room(const std::byte* from, std::byte* to, size_t bytes) const {
+  if (!fetches_much()) return copy_bytes(to, from, bytes);
+  copy_past_caches(to, nullptr, from, bytes);
+  end_of_streaming();
 }
 
 // So much that it goes past the caches.

@@ -41,6 +41,12 @@ constexpr size_t kVectorBytes = 32;
 constexpr size_t kVectorBytes = 16;
 #endif
 constexpr size_t kUnroll = 4;  // vectors in flight: hides the latency of loads and additions
+// Arrays so long that they come from memory are asked for so far ahead: the processor's own guesses
+// end with the page. Beside others on the host 16 MB in arrays of `empty` took a fifth less; of
+// what may lie in the caches, 1 MB took a quarter more.
+constexpr size_t kFarBytes = 4 << 20;
+constexpr size_t kAhead = 1024;
+constexpr size_t kLine = 64;
 
 template <class T, size_t kLanes>
 struct VectorOf {
@@ -373,11 +379,22 @@ COMMUTE_INLINE void walk_vectors(const Arrays& arrays, size_t at, Finish finish)
       store(arrays.dsts[d], at + v * sizeof(Stored), results[v]);
 }
 
+COMMUTE_INLINE void ask_for(const Arrays& arrays, size_t at, size_t bytes) {
+  for (size_t k = 0; k < arrays.sources_count; ++k)
+    for (size_t line = 0; line < bytes; line += kLine)
+      __builtin_prefetch(static_cast<const char*>(arrays.sources[k]) + at + line);
+}
+
 template <class Format, class Op, class Finish>
 COMMUTE_INLINE void walk(const Arrays& arrays, size_t count, Finish finish) {
   constexpr size_t kStep = sizeof(typename Format::Stored);
   const size_t bytes = count * sizeof(typename Format::Item);
   size_t at = 0;
+  const size_t far = bytes >= kFarBytes ? bytes - kAhead : 0;
+  for (; at + kUnroll * kStep <= far; at += kUnroll * kStep) {
+    ask_for(arrays, at + kAhead, kUnroll * kStep);
+    walk_vectors<Format, Op, kUnroll>(arrays, at, finish);
+  }
   for (; bytes - at >= kUnroll * kStep; at += kUnroll * kStep) {
     walk_vectors<Format, Op, kUnroll>(arrays, at, finish);
   }

@@ -76,6 +76,13 @@ std::byte* Outboxes::array(int rank, size_t at, size_t bytes) const {
   return segment.data() + at;
 }
 
+const std::byte* Outboxes::in_room_of(int peer, uintptr_t from, size_t bytes) const {
+  const Segment& segment = *segments_[size_t(peer)];
+  const uintptr_t at = from - head(peer).at;  // a head is where its segment begins
+  if (at < room_at() || at > segment.bytes() || bytes > segment.bytes() - at) return nullptr;
+  return segment.data() + at;
+}
+
 // Where processes are numbered differently another one may have the number: then what is read is
 // something else.
 bool Outboxes::can_fetch() const {

@@ -80,6 +80,9 @@ class Outboxes {
   // is not in its room.
   std::byte* array(int rank, size_t at, size_t bytes) const;
 
+  // Where something that lies in the process of a peer is mapped here; null unless in its room.
+  const std::byte* in_room_of(int peer, uintptr_t from, size_t bytes) const;
+
   // Whether the memory of the processes of all peers that are attached can be read. A kernel, or a
   // container, may forbid it.
   bool can_fetch() const;

@@ -163,6 +163,37 @@ TEST(arrays_may_lie_anywhere_in_their_pages) {
     }
 }
 
+// --- rooms ---
+
+TEST(what_lies_in_the_room_of_a_peer_is_mapped_here) {
+  constexpr size_t kSlot = 4096, kRoom = 1 << 20, kBytes = 10'000;
+  Outboxes mine(0, 2, kSlot, kRoom);
+  const Outboxes theirs(1, 2, kSlot, kRoom);
+  // Mapped once more, as by another process.
+  mine.attach(1, std::make_shared<Segment>(Segment::map(::dup(theirs.own()->fd()), kSlot)), -1);
+  const size_t at = theirs.arena()->take(kBytes).value();
+  std::byte* const array = theirs.arena()->data(at);
+  const auto place = reinterpret_cast<uintptr_t>(array);
+  const std::byte* const here = mine.in_room_of(1, place, kBytes);
+  CHECK(here != nullptr && here != array);
+  for (size_t i = 0; i < kBytes; ++i) array[i] = std::byte(i % 251);
+  CHECK(std::equal(here, here + kBytes, array));
+  CHECK(mine.in_room_of(1, place + 16, kBytes - 16) == here + 16);
+
+  const auto begin = reinterpret_cast<uintptr_t>(theirs.own()->data());
+  const uintptr_t end = begin + theirs.own()->bytes();
+  CHECK(mine.in_room_of(1, end - kBytes, kBytes) != nullptr);
+  CHECK(mine.in_room_of(1, end - kBytes + 1, kBytes) == nullptr);
+  CHECK(mine.in_room_of(1, end, 0) != nullptr);
+  CHECK(mine.in_room_of(1, end + 1, 0) == nullptr);
+  CHECK(mine.in_room_of(1, place - 1, kBytes) == nullptr);  // the slots lie before the room
+  CHECK(mine.in_room_of(1, begin, 8) == nullptr);
+  CHECK(mine.in_room_of(1, begin - 1, 8) == nullptr);
+  CHECK(mine.in_room_of(1, place, kRoom + 1) == nullptr);
+  Array elsewhere(9);
+  CHECK(mine.in_room_of(1, reinterpret_cast<uintptr_t>(elsewhere.data()), 72) == nullptr);
+}
+
 // --- giving up ---
 
 // As rank 1 calls, fails and lets go of its array before rank 0 looks.

@@ -121,6 +121,26 @@ TEST(kernels_reduce_many_in_order) {
   });
 }
 
+// So long that lines are asked for ahead; of lengths that end in any place.
+TEST(kernels_reduce_long_arrays) {
+  constexpr std::size_t kFar = 4 << 20;
+  for (const KernelSet* set : supported_kernel_sets()) {
+    for (const std::size_t bytes : {kFar - 1, kFar, kFar + 1, kFar + 1023, kFar + 12'345}) {
+      std::vector<std::uint8_t> a(bytes), b(bytes), apart(bytes + 1, 77);
+      for (std::size_t i = 0; i < bytes; ++i) {
+        a[i] = static_cast<std::uint8_t>(i * 7);
+        b[i] = static_cast<std::uint8_t>(i >> 8);
+      }
+      set->reduce_for(Dtype::kUint8, ReduceOp::kSum)(apart.data(), a.data(), b.data(), bytes);
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < bytes; ++i)
+        wrong += apart[i] != static_cast<std::uint8_t>(a[i] + b[i]);
+      CHECK_EQ(wrong, 0u);
+      CHECK_EQ(int{apart[bytes]}, 77);
+    }
+  }
+}
+
 TEST(kernels_special_values) {
   for_all([](const KernelSet& set, Dtype dtype, ReduceOp op) {
     Elements a, b;

@@ -84,6 +84,7 @@ def everything(world):
     for by in plan.candidates("barrier", world._wiring.place):
         world.barrier(algorithm=by)
     arrays_that_all_reach(world)
+    blocks_of_arrays_that_all_reach(world)
     fetched(world)
     async_and_messages(world)
     uneven(world)
@@ -122,6 +123,30 @@ def arrays_that_all_reach(world):
         root = number % world.size
         x[:] = parts[world.rank]
         np.testing.assert_array_equal(world.broadcast(x, root), parts[root])
+
+
+def blocks_of_arrays_that_all_reach(world):
+    """Blocks that are fetched from arrays of empty(), or from parts of them, into any array."""
+    for number, (dtype, length) in enumerate(itertools.product(DTYPES, (3, 90_011))):
+        parts = [part(dtype, length, rank, 60_000 + number) for rank in range(world.size)]
+        room, out = world.empty((world.size + 1, length), dtype), np.empty_like(parts)
+        if number % 2:
+            out = world.empty(out.shape, dtype)
+        x = room[number % 2 :][: world.size]
+
+        def give(x=x, parts=parts):
+            for rank in range(world.size):
+                x[rank] = np.roll(parts[world.rank], rank)
+
+        give()
+        world.alltoall(x, out=out)
+        x[:] = 0  # at once: all have fetched theirs
+        np.testing.assert_array_equal(out, [np.roll(each, world.rank) for each in parts])
+        give()
+        root = number % world.size
+        world.scatter(x if world.rank == root else None, root, out=out[0])
+        room[:] = 0
+        np.testing.assert_array_equal(out[0], np.roll(parts[root], world.rank))
 
 
 def uneven(world):
