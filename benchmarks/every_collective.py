@@ -5,8 +5,9 @@
 
 Processes of one host, float32, through each library's Python interface. "commute empty" reduces
 arrays that all ranks reach; the MPIs reduce arrays of their own, in or out of place, whichever is
-quicker. alltoall, gather and scatter are out of place. "commute persistent" starts an operation
-that is bound already and waits for it. What is marked "aim" is shown, not required.
+quicker. alltoall, gather and scatter are out of place, of ordinary arrays, and as "commute from
+empty" out of arrays that all ranks reach. "commute persistent" starts an operation that is bound
+already and waits for it. What is marked "aim" is shown, not required.
 """
 
 import contextlib
@@ -18,10 +19,11 @@ from benchmarks.figures import NO_SLOWER, OURS, Requirement, Run, compare
 from benchmarks.one_host import commute_job, measure_cell, modes_of, rows_of, title_of
 from benchmarks.rounds import Cell, CellResult, Entry, size_text
 from benchmarks.session import Options, Question, Say, ask, columns, commute_command, parse
-from benchmarks.workers.turns import EMPTY, PERSISTENT
+from benchmarks.workers.turns import EMPTY, FROM_EMPTY, PERSISTENT
 
 MB = 1 << 20
 OURS_EMPTY, OURS_PERSISTENT = f"{OURS} {EMPTY}", f"{OURS} {PERSISTENT}"
+OURS_FROM_EMPTY = f"{OURS} {FROM_EMPTY}"
 
 # Ranks -> size -> how many times faster than the fastest MPI an allreduce of empty() must be.
 DIRECT: dict[int, dict[int, float]] = {
@@ -65,6 +67,8 @@ def measure_all(options: Options, facts: dict[str, Any], say: Say) -> Run:
             for cell in (cell for cell in (*BLOCKS, *AIMS) if cell.ranks == ranks):
                 variant = "out of place" if cell in BLOCKS else "in place"
                 entries = [Entry(job, variant) for job in (ours, *mpis)]
+                if cell in BLOCKS:
+                    entries.append(Entry(ours, FROM_EMPTY))
                 if cell.call == "allreduce":
                     entries.append(Entry(ours, PERSISTENT))
                 found[cell] = measure_cell(cell, entries, options, say)
@@ -83,7 +87,8 @@ def table(run: Run, facts: dict[str, Any]) -> list[str]:
         lines += [*rows_of("size", rows, libraries, ("mpi",), OURS_EMPTY), ""]
     blocks = {title_of(cell): run[cell] for cell in BLOCKS}
     lines += [f"blocks: {told}"]
-    lines += [*rows_of("call", blocks, (OURS, *mpi_modes.MPIS), ("mpi",)), ""]
+    libraries = (OURS, OURS_FROM_EMPTY, *mpi_modes.MPIS)
+    lines += [*rows_of("call", blocks, libraries, ("mpi",)), ""]
     aims = {title_of(cell): run[cell] for cell in AIMS}
     lines += [f"aims, no slower than MPI: {told}"]
     lines += [*rows_of("call", aims, (OURS, *mpi_modes.MPIS), ("mpi",)), ""]

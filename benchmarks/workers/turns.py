@@ -10,6 +10,9 @@ network namespace too) and then talks in JSON lines:
     rank   -> driver   {"seconds": [3.1e-06, ...]}            per sample: seconds per call
     driver -> rank     {"leave": true}                        or just closes the socket
 
+Collectives have new buffers in every turn: where in memory they lie makes copies of some megabytes
+up to a quarter slower or quicker, and a run should not hang on one such draw.
+
 Between turns a rank is blocked in recv, so that it costs nothing while another library has its
 turn. If the driver dies the socket closes and the rank ends: nothing is left behind.
 
@@ -40,8 +43,9 @@ from benchmarks.workers.calls import WAIT, bytes_given, bytes_left, values_given
 Array = NDArray[np.float32]
 Call = Callable[[], object]
 
-# Variants that only ours has; both are in place.
-EMPTY, PERSISTENT = "empty", "persistent"
+# Variants that only ours has: arrays of empty() in place, blocks out of them, an operation that is
+# bound already (in place).
+EMPTY, FROM_EMPTY, PERSISTENT = "empty", "from empty", "persistent"
 # Buffers of a batch start on cache lines of their own, as separately allocated arrays would.
 STRIDE_BYTES = 64
 LATE_SECONDS = 1.0
@@ -86,10 +90,10 @@ class Bound:
         self._contender = contender
         rank, ranks = contender.rank, contender.size
         made: Any = contender  # has the variants of ours
-        room = made.empty if variant == EMPTY else buffers
+        room = made.empty if variant in (EMPTY, FROM_EMPTY) else buffers
         bind = made.bind_persistent if variant == PERSISTENT else contender.bind
         sources = room(bytes_given(call, bytes, ranks), batch)
-        in_place = variant != "out of place"
+        in_place = variant not in ("out of place", FROM_EMPTY)
         results = sources if in_place else buffers(bytes_left(call, bytes, ranks), batch)
         pairs = list(zip(sources, results, strict=True))
         self._calls = [bind(call, source, result) for source, result in pairs]
@@ -164,11 +168,14 @@ def buffers(bytes: int, count: int) -> list[Array]:
 
 def serve(contender: Contender) -> None:
     """Take turns with collectives until the driver says leave or goes away."""
-    take_turns(contender, partial(_bind, contender))
+    take_turns(contender, partial(_bind, contender), anew=True)
 
 
-def take_turns(rank: Rank, bind: Callable[[dict[str, Any]], Work]) -> None:
-    """Take turns; what is done in one is what `bind` makes of the driver's message."""
+def take_turns(rank: Rank, bind: Callable[[dict[str, Any]], Work], *, anew: bool = False) -> None:
+    """Take turns; what is done in one is what `bind` makes of the driver's message.
+
+    It is bound once for each kind of work and variant, or `anew` for every turn.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(sys.argv[1])
         hello = {
@@ -179,10 +186,10 @@ def take_turns(rank: Rank, bind: Callable[[dict[str, Any]], Work]) -> None:
         }
         connection.sendall(json.dumps(hello).encode() + b"\n")
         gc.disable()  # a collection inside a sample would be charged to the library
-        _answer(connection, bind)
+        _answer(connection, bind, anew)
 
 
-def _answer(connection: socket.socket, bind: Callable[[dict[str, Any]], Work]) -> None:
+def _answer(connection: socket.socket, bind: Callable[[dict[str, Any]], Work], anew: bool) -> None:
     bound: dict[str, Work] = {}
     bound_to: tuple[str, int, int] | None = None
     for line in connection.makefile("rb"):
@@ -190,7 +197,7 @@ def _answer(connection: socket.socket, bind: Callable[[dict[str, Any]], Work]) -
         if turn.get("leave"):
             return
         work = (turn["call"], turn["bytes"], turn["batch"])
-        if work != bound_to:
+        if anew or work != bound_to:
             bound.clear()  # one size at a time: 256 MB for six libraries would not fit
             gc.collect()
             bound_to = work
