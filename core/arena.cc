@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arena.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace commute {
@@ -49,6 +51,7 @@ std::optional<size_t> Arena::take_new(size_t bytes) {
 }
 
 void Arena::give(size_t at, size_t bytes) {
+  if (::getpid() != maker_) return;  // a forked child's: the memory is its parent's as well
   const std::lock_guard lock(mutex_);
   bytes = in_pages(bytes);
   const bool keeps = kept_ + bytes <= kept_bytes_;

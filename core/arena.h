@@ -13,6 +13,8 @@
 // Any thread may give a block back: an array's last reference goes when it goes.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -56,6 +58,7 @@ class Arena {
   size_t top_;   // beyond, nothing was ever taken
   size_t kept_ = 0;
   size_t kept_bytes_;
+  const pid_t maker_ = ::getpid();
 };
 
 }  // namespace commute

@@ -153,10 +153,11 @@ void Engine::number(Operation& operation, Clock::time_point now) {
       operation, operation.executor ? operation.executor->plan().algorithm : kNoAlgorithm, now);
 }
 
-// Nothing else is under way, and it is a kernel.
+// Nothing else is under way, and it is a kernel; but a reduction of the caller's own may be Python,
+// and let another thread call this engine meanwhile, which must not find mutex_ taken.
 bool Engine::takes_at_once(const Operation& operation) const {
   return !driving_ && !running_ && queue_.empty() && withdrawing_.load() == 0 &&
-         operation.executor->kernel();
+         operation.executor->kernel() && operation.combine == nullptr;
 }
 
 // With mutex_, for what is taken at once: begins it, and looks for as long as others may spin. True

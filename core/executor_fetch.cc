@@ -13,7 +13,8 @@
 // Invariant: whoever has seen a rank's line may read its array until it has told that it has, and
 // the rank waits for that. A rank that fails in between lets go of its array, but says so before
 // (Outboxes::gave_up), and one that dies is not there any more (Outboxes::fetch): what was read of
-// memory that is somebody else's by then is never a result.
+// memory that is somebody else's by then is never a result. A room outlives its process, and stays
+// as it was when the line was published.
 //
 // A line's payload is the array's address, then a byte for each rank: whether its block is fetched.
 // A rank writes its own line only, and looks at a peer's bytes only once it has seen that line, so
@@ -45,10 +46,10 @@ constexpr size_t kAtOnceBytes = 64 << 20;
 // 1.15 ms). Blocks smaller than the way are no sample: what a system call costs would blur it.
 constexpr size_t kWayBytes = 512 << 10;
 // The system copies by the one instruction that on AMD's processors is slow where the destination
-// lies a little further in its page than the source (copy.h): 16 MB of an array of `empty` into one
-// of NumPy's took 6.9 ms between 2 ranks, 2.2 the other way round, and 3.0 by a way that lies in
-// its page as the source does. So blocks of so many bytes that lie awkwardly are a trial of their
-// own.
+// lies a little further in its page than the source (copy.h): 16 MB of an array that begins on a
+// page into one of NumPy's took 6.9 ms between 2 ranks, 2.2 the other way round, and 3.0 by a way
+// that lies in its page as the source does. So blocks of so many bytes that lie awkwardly are a
+// trial of their own.
 constexpr size_t kAwkwardBytes = 64 << 10;
 constexpr size_t kPageBytes = 4096;
 
@@ -179,7 +180,8 @@ void Executor::fetch_from_room(const std::byte* from, std::byte* to, size_t byte
 
 // So much that it goes past the caches.
 bool Executor::fetches_much() const {
-  return size_t(plan_.ranks) * operation_->call.count * item_bytes_ >= kStreamedBytes;
+  const size_t blocks = plan_.collective == Collective::kAlltoall ? size_t(plan_.ranks) : 1;
+  return blocks * operation_->call.count * item_bytes_ >= kStreamedBytes;
 }
 
 void Executor::fetch_by_way(int peer, uintptr_t from, std::byte* to, size_t bytes) {

@@ -57,10 +57,11 @@ struct Direct {
   size_t offset = 0;
 };
 
-// The head of a scatter.
+// The head of a scatter: dtype, whether it is a tensor, how many axes a part has, their lengths.
 struct Head : Operation {
   std::vector<int64_t> words;
 };
+constexpr size_t kHeadAxesAt = 3;
 
 struct State {
   std::shared_ptr<Engine> engine;
@@ -72,7 +73,7 @@ struct State {
   double timeout_s = 0;
   int forks_seen = forks.load();
   // Of a scatter:
-  const State* heads_by = nullptr;  // the broadcast's
+  std::shared_ptr<const State> heads_by;  // the broadcast's
   size_t head_words = 0;
   std::shared_ptr<Head> spare_head;  // as `spare`
 };
@@ -81,8 +82,7 @@ struct FastCall {
   PyObject_HEAD vectorcallfunc call;
   PyObject* slow;    // the method
   PyObject* finish;  // waits for an operation, raises what went wrong
-  PyObject* herald;  // of a scatter: the broadcast that heads go by
-  State* state;
+  std::shared_ptr<State> state;
 };
 
 // What a call was given, as far as it may be taken over.
@@ -100,6 +100,7 @@ struct Operands {
   Dtype dtype = Dtype::kUint8;
   uint64_t bytes = 0;  // by which a plan is chosen (plan/choose.py)
   PyObject* result = Py_None;
+  Memory x;  // what `in` is
 };
 
 // --- arguments ---
@@ -118,6 +119,11 @@ bool is_in_place(Collective collective) {
 // Whether a rank that is not the root gets something.
 bool is_for_all(Collective collective) {
   return collective != Collective::kGather && collective != Collective::kReduce;
+}
+
+// Whether there are plans that work on arrays that all ranks reach, where they are.
+bool has_direct(Collective collective) {
+  return collective == Collective::kAllreduce || collective == Collective::kBroadcast;
 }
 
 bool is_named(PyObject* name, const char* what) {
@@ -182,6 +188,11 @@ bool fit(Collective collective, const Memory& in, const Memory& out, int ranks) 
   }
 }
 
+// Torch has no bound on the number of axes.
+bool fits_head(const State& state, const Memory& whole) {
+  return kHeadAxesAt + size_t(whole.axes_count) <= state.head_words + 1;
+}
+
 // Nothing where the arrays are not plain, or not such as the collective takes: the method knows
 // what to do, or what to say.
 std::optional<Operands> operands_of(const State& state, const Given& given) {
@@ -196,7 +207,9 @@ std::optional<Operands> operands_of(const State& state, const Given& given) {
   const Memory out = !writes ? Memory() : in_place ? in : state.arrays.read(given.out);
   if ((reads && !in.known()) || (writes && !(out.known() && out.writeable))) return {};
   if (reads && writes && !in_place && !fit(collective, in, out, ranks)) return {};
+  if (collective == Collective::kScatter && !fits_head(state, in)) return {};
   Operands found;
+  found.x = in;
   found.in = in.data;
   found.out = out.data;
   found.dtype = static_cast<Dtype>(reads ? in.dtype : out.dtype);
@@ -265,39 +278,36 @@ void prepare(Operation& operation, const std::shared_ptr<Executor>& executor,
   operation.deadline = after(now, timeout_s);
 }
 
-// What a rank needs to know to make room for its part: dtype, whether it is a tensor, its axes.
-void describe_part(const State& state, PyObject* whole, std::vector<int64_t>& words) {
-  const Memory memory = state.arrays.read(whole);
-  words[0] = memory.dtype;
-  words[1] = state.arrays.is_tensor(whole);
-  words[2] = memory.axes_count - 1;
-  std::copy(memory.axes + 1, memory.axes + memory.axes_count, words.begin() + 3);
-}
-
-// The head of a scatter, on its way. Null where no plan for it is known. Raises Error.
-std::shared_ptr<Head> send_head(State& state, const Given& given, Clock::time_point now) {
-  const size_t bytes = state.head_words * sizeof(int64_t);
-  const auto* const executor = chosen(*state.heads_by, given.root, bytes);
-  if (executor == nullptr) return nullptr;
+// Sends the head of a scatter on its way. Raises Error.
+std::shared_ptr<Head> send_head(State& state, const std::shared_ptr<Executor>& executor,
+                                const Given& given, const Memory& whole, Clock::time_point now) {
   std::shared_ptr<Head> head =
       state.spare_head ? std::move(state.spare_head) : std::make_shared<Head>();
   head->words.assign(state.head_words, 0);
-  if (given.root == size_t(state.engine->rank())) describe_part(state, given.x, head->words);
+  if (whole.known()) {  // at the root
+    head->words[0] = whole.dtype;
+    head->words[1] = state.arrays.is_tensor(given.x);
+    head->words[2] = whole.axes_count - 1;
+    std::copy(whole.axes + 1, whole.axes + whole.axes_count, head->words.begin() + kHeadAxesAt);
+  }
   auto* const data = reinterpret_cast<std::byte*>(head->words.data());
-  prepare(*head, *executor, {data, data, state.head_words, Dtype::kInt64, bytes}, state.timeout_s,
-          now);
+  Operands operands;
+  operands.in = operands.out = data;
+  operands.count = state.head_words;
+  operands.dtype = Dtype::kInt64;
+  prepare(*head, executor, operands, state.timeout_s, now);
   state.engine->submit(head, false);
   return head;
 }
 
-// True when it has finished within a slice.
-bool run(Engine& engine, const std::shared_ptr<Operation>& operation, uint64_t bytes,
+// Returns when it has finished, or after a slice.
+void run(Engine& engine, const std::shared_ptr<Operation>& operation, uint64_t bytes,
          Clock::time_point now) {
   const bool held = bytes <= kHeldBytes;
-  if (held && engine.run(operation, now, now + kHoldGil)) return true;
+  if (held && engine.run(operation, now, now + kHoldGil)) return;
   const nb::gil_scoped_release released;
-  if (!held && engine.run(operation, now, now + kSlice)) return true;
-  return engine.wait(operation, now + kSlice);
+  if (!held && engine.run(operation, now, now + kSlice)) return;
+  engine.wait(operation, now + kSlice);
 }
 
 // It takes longer, or failed: Python waits for it, or raises.
@@ -316,7 +326,8 @@ int finish_slowly(FastCall& self, const std::shared_ptr<Operation>& operation) {
 int try_fast(FastCall& self, const Given& given, const Operands& operands) {
   State& state = *self.state;
   if (state.forks_seen != forks.load(std::memory_order_relaxed)) return 0;
-  const bool reached = operands.bytes > kLineBytes && operands.in == operands.out &&
+  const bool reached = has_direct(state.collective) && operands.bytes > kLineBytes &&
+                       operands.in == operands.out &&
                        state.engine->outboxes().in_room(operands.out);
   const Direct* const direct =
       reached ? chosen_direct(state, given.root, operands.out, operands.bytes) : nullptr;
@@ -324,6 +335,10 @@ int try_fast(FastCall& self, const Given& given, const Operands& operands) {
   const std::shared_ptr<Executor>* executor =
       direct != nullptr ? &direct->executor : chosen(state, given.root, operands.bytes);
   if (executor == nullptr) return 0;
+  const bool headed = state.heads_by != nullptr;
+  const auto* const head_executor =
+      headed ? chosen(*state.heads_by, given.root, state.head_words * sizeof(int64_t)) : nullptr;
+  if (headed && head_executor == nullptr) return 0;
   const auto now = Clock::now();
   // Taken out, because another thread may call while this one waits without the GIL.
   std::shared_ptr<Operation> mine =
@@ -334,10 +349,7 @@ int try_fast(FastCall& self, const Given& given, const Operands& operands) {
   if (direct != nullptr) mine->call.plan ^= direct->array->mark(direct->offset);
   std::shared_ptr<Head> head;
   try {
-    if (state.heads_by != nullptr) {
-      head = send_head(state, given, now);
-      if (head == nullptr) return 0;
-    }
+    if (headed) head = send_head(state, *head_executor, given, operands.x, now);
     run(*state.engine, mine, operands.bytes, now);
   } catch (const Error&) {
     return 0;  // the group is broken or closed: the method says how
@@ -371,7 +383,6 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self.slow);
   Py_VISIT(self.finish);
-  Py_VISIT(self.herald);
   return 0;
 }
 
@@ -379,8 +390,6 @@ int clear(PyObject* object) {
   auto& self = *reinterpret_cast<FastCall*>(object);
   Py_CLEAR(self.slow);
   Py_CLEAR(self.finish);
-  self.state->heads_by = nullptr;
-  Py_CLEAR(self.herald);
   return 0;
 }
 
@@ -388,7 +397,7 @@ void deallocate(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   clear(object);
-  delete reinterpret_cast<FastCall*>(object)->state;
+  std::destroy_at(&reinterpret_cast<FastCall*>(object)->state);
   PyObject_GC_Del(object);
   Py_DECREF(type);
 }
@@ -418,7 +427,7 @@ PyTypeObject* fast_call_type() {
 // None where arrays cannot be read (array_reader.h).
 nb::object fast_call(std::shared_ptr<Engine> engine, int collective, nb::object slow,
                      nb::object finish, nb::list descrs, nb::object sample, uintptr_t address) {
-  auto state = std::make_unique<State>();
+  auto state = std::make_shared<State>();
   state->arrays.learn_arrays(descrs, sample, address);
   if (!state->arrays.usable()) return nb::none();
   state->engine = std::move(engine);
@@ -429,8 +438,7 @@ nb::object fast_call(std::shared_ptr<Engine> engine, int collective, nb::object 
   self->call = fast_vectorcall;
   self->slow = slow.release().ptr();
   self->finish = finish.release().ptr();
-  self->herald = nullptr;
-  self->state = state.release();
+  new (&self->state) std::shared_ptr<State>(std::move(state));
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return nb::steal(reinterpret_cast<PyObject*>(self));
 }
@@ -482,7 +490,6 @@ void send_heads_by(nb::handle scatter, nb::handle broadcast, size_t words) {
   FastCall& self = checked(scatter);
   self.state->heads_by = checked(broadcast).state;
   self.state->head_words = words;
-  Py_XSETREF(self.herald, Py_NewRef(broadcast.ptr()));
 }
 
 }  // namespace

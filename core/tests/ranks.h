@@ -38,6 +38,7 @@ inline bool eventually(const std::function<bool()>& truth) {
 class Ranks {
  public:
   static constexpr size_t kSlotBytes = 4096;
+  static constexpr size_t kRoomBytes = 1 << 20;
 
   Ranks(int size, const LinkKind& kind) {
     for (int rank = 0; rank < size; ++rank) {
@@ -58,7 +59,8 @@ class Ranks {
 
   void attach_outboxes() {
     std::vector<Outboxes*> outboxes;
-    for (const auto& engine : engines_) outboxes.push_back(&engine->share_memory(kSlotBytes));
+    for (const auto& engine : engines_)
+      outboxes.push_back(&engine->share_memory(kSlotBytes, kRoomBytes));
     for (size_t a = 0; a < outboxes.size(); ++a)
       for (size_t b = 0; b < outboxes.size(); ++b)
         if (a != b) outboxes[a]->attach(int(b), outboxes[b]->own(), ::dup(pollers_[b]->event_fd()));

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <span>
 #include <string>
 #include <system_error>
 
@@ -197,10 +198,16 @@ TEST(what_lies_in_the_room_of_a_peer_is_mapped_here) {
 // --- giving up ---
 
 // As rank 1 calls, fails and lets go of its array before rank 0 looks.
-void give_up_before_it_is_read(Collective collective) {
+void give_up_before_it_is_read(Collective collective, bool in_room) {
   Ranks ranks(2, kLink);
   ranks[1].on_failure({});  // the news does not travel: rank 0 has to see it itself
-  Array in = sent(1, 2, 0, 9), out(in.size());
+  Array elsewhere = sent(1, 2, 0, 9), out(elsewhere.size());
+  std::span<int64_t> in = elsewhere;
+  if (in_room) {
+    Arena& arena = *ranks[1].outboxes().arena();
+    in = {reinterpret_cast<int64_t*>(arena.data(arena.take(4096).value())), elsewhere.size()};
+    std::ranges::copy(elsewhere, in.begin());
+  }
   const auto given_up = submit(ranks[1], ranks[1].bind(fetch_of(1, 2, collective, 1), kTile),
                                in.data(), out.data(), 9);
   CHECK(!ranks[1].wait(given_up, Clock::now() + 10ms));
@@ -220,8 +227,10 @@ void give_up_before_it_is_read(Collective collective) {
 }
 
 TEST(a_block_of_who_gave_up_is_no_result) {
-  give_up_before_it_is_read(Collective::kAlltoall);
-  give_up_before_it_is_read(Collective::kScatter);
+  for (const bool in_room : {false, true}) {
+    give_up_before_it_is_read(Collective::kAlltoall, in_room);
+    give_up_before_it_is_read(Collective::kScatter, in_room);
+  }
 }
 
 // Each call of rank 1 is complete when it closes, so it gives nothing up.

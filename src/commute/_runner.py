@@ -142,14 +142,26 @@ class Runner:
 
     def start(self, submit: Callable[[], _core.Operation], keep: Any) -> _core.Operation:
         """Submit an operation; `keep` lives until it has finished."""
-        while self._pending and self._pending[0][0].finished:
-            self._pending.popleft()
+        self._let_go()
         try:
             operation = submit()
         except _core.CoreError as error:
             raise self.failure(error.args, "") from None
         self._pending.append((operation, keep))
         return operation
+
+    def _let_go(self) -> None:
+        """Of what finished operations used. Threads may do this at once, so one is looked at when
+        it is out: whoever looked first could take another's away.
+        """
+        while self._pending:
+            try:
+                first = self._pending.popleft()
+            except IndexError:
+                return
+            if not first[0].finished:
+                self._pending.appendleft(first)
+                return
 
     def park(self, operation: _core.Operation, keep: Any) -> None:
         """Keep what an operation uses that nobody will wait for."""
@@ -163,6 +175,7 @@ class Runner:
                 f"{_describe(operation)} has not finished after {timeout:.3g} s on rank"
                 f" {self._rank}{self._waiting_for()}; it goes on, wait for it again"
             )
+        self._let_go()  # compiled calls may follow, which never come here
         if operation.failure is not None:
             raise self.failure(operation.failure, _describe(operation))
 

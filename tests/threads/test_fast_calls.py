@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commute import ClosedError, Group, MismatchError
+from commute import AbandonedError, ClosedError, Group, MismatchError
 from commute.testing import memory_groups, run_threads
 
 
@@ -199,7 +200,7 @@ def wanted_of(name: str, rank: int, ranks: int, number: int, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("name", BLOCK_CALLS)
-@pytest.mark.parametrize("shape", [(), (1,), (5, 3), (70_000,)])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (5, 3), (70_000,)])
 def test_blocks_without_a_frame(name: str, shape: tuple[int, ...]) -> None:
     """Once a plan is bound, calls with out= enter no Python function, and give what NumPy does."""
     call, into = BLOCK_CALLS[name]
@@ -303,9 +304,9 @@ def test_heads_of_scatters() -> None:
     ]
 
     def work(world: Group) -> None:
-        for number in range(12):
+        for number in range(24):  # each whole from each root twice: the second time without a frame
             whole, root = wholes[number % 4], number % 3
-            told = number % 2 == 1 and world.rank != root
+            told = number // 12 == 1 and world.rank != root
             out = None if told else (whole[0] + 0 if whole.ndim > 1 else np.zeros(()))
             x = whole if world.rank == root else None
             part = world.scatter(x, root, out=out)
@@ -313,6 +314,70 @@ def test_heads_of_scatters() -> None:
             assert bool((part == whole[world.rank]).all())
 
     run_threads(3, work)
+
+
+def test_more_axes_than_a_head_tells() -> None:
+    """A tensor may have more than NumPy's 64; ranks without out= could not be told."""
+    torch = pytest.importorskip("torch")
+
+    def work(world: Group) -> None:
+        for _ in range(2):
+            world.scatter(torch.ones(1, 1), out=torch.ones(1))
+        for axes in (64, 65, 80):
+            whole = torch.ones([1] * (1 + axes))
+            if axes <= 64:
+                assert world.scatter(whole, out=torch.zeros([1] * axes)).sum() == 1
+                continue
+            with pytest.raises(ValueError, match=f"at most 64 axes, got {axes}"):
+                world.scatter(whole, out=torch.zeros([1] * axes))
+
+    run_threads(1, work)
+
+
+def test_arrays_are_let_go_of() -> None:
+    """What the method was given is not kept while compiled calls follow."""
+
+    def work(world: Group) -> None:
+        x = np.ones((2, 5), np.float32)
+        seen = weakref.ref(x)
+        world.alltoall(x, out=np.empty_like(x))
+        del x
+        assert seen() is None
+
+    run_threads(2, work)
+
+
+def test_a_reduction_in_an_array_that_all_reach() -> None:
+    """A reduction at a root has no plan that works where the arrays are, but needs no frame."""
+
+    def work(world: Group) -> None:
+        x = world.empty(100_000)
+        for number in range(4):
+            x[:] = world.rank + number
+            result, entered = frames_of(lambda: world.reduce(x, 1))
+            assert result is x and (number < 2 or entered == [])
+            assert x[7] == x[-1] == (1 + 2 * number if world.rank == 1 else number)
+
+    run_threads(2, work)
+
+
+def test_broken_around_a_scatter() -> None:
+    """A scatter that waits when its group breaks raises what the method would; both its operations
+    are over.
+    """
+
+    def work(world: Group) -> None:
+        whole, part = np.ones((2, 50_000), np.float32), np.empty(50_000, np.float32)
+        for _ in range(3):
+            world.scatter(whole, out=part)
+        if world.rank == 0:
+            world._runner.give_up("the rest")
+            return
+        for _ in range(2):
+            with pytest.raises(AbandonedError, match="rank 0 gave up the rest"):
+                world.scatter(None, out=part)
+
+    run_threads(2, work)
 
 
 def test_tensors_of_blocks() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from commute._arrays import Buffer, empty_like, empty_of, is_tensor, reading, writing
 from commute._handle import Handle
-from commute.group.calls import HEAD_WORDS, NOTHING, Call, Calls
+from commute.group.calls import AXES_MAX, HEAD_WORDS, NOTHING, Call, Calls
 from commute.plan import Collective, choose
 
 
@@ -136,10 +136,10 @@ class Exchanges(Calls):
         All ranks call this, with the same shape and dtype. `allreduce` and `broadcast` of such
         arrays, or of contiguous parts of them, copy nothing that is not the result: of large ones
         they are two to three times as fast. Every rank must then pass the same part of the same
-        array. `alltoall` and `scatter` out of such arrays, or any parts of them, read them where
-        they are. In all else it is an array as any other: `torch.from_numpy` views it, and its
-        memory is used again when its last view has gone. A peer that dies during a call leaves it
-        half written, and the call raises.
+        array. Large blocks that `alltoall` and `scatter` take out of such arrays, or contiguous
+        parts of them, are read where they are. In all else it is an array as any other:
+        `torch.from_numpy` views it, and its memory is used again when its last view has gone. A
+        peer that dies during a call leaves it half written, and the call raises.
 
         Where not all ranks share memory it is an ordinary array, with which the same calls work.
 
@@ -249,6 +249,8 @@ class Exchanges(Calls):
 def _head(source: Buffer, tensor: bool) -> Any:
     """What a rank needs to know to make room for its part."""
     axes = source.shape[1:]
+    if len(axes) > AXES_MAX:
+        raise ValueError(f"scatter expected parts of at most {AXES_MAX} axes, got {len(axes)}")
     head = np.zeros(HEAD_WORDS, np.int64)
     head[:3] = source.dtype, tensor, len(axes)
     head[3 : 3 + len(axes)] = axes
